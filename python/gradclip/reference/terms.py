@@ -1,0 +1,130 @@
+"""What the elements of one slice add to the sums, for each norm type p."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from . import limbs
+from .magnitudes import INFINITY, as_bits, as_values, significands, units
+
+SMALLEST_TERM = 2.0**-960
+"""Powers outside these bounds are misfits: inside them the rests of double-double are exact."""
+
+LARGEST_TERM = 2.0**1000
+
+_SPLIT = 2.0**27 + 1.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm type p, and what magnitudes are divided by before they are raised to p."""
+
+    p: float
+    scale_exponent: int = 0
+    divisor: float | None = None
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether terms out of range are dropped instead of reported."""
+        return self.scale_exponent != 0 or self.divisor is not None
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Values over the scale; a power of two in two factors, since one may be out of range."""
+        if self.divisor is not None:
+            return values / self.divisor
+        if self.scale_exponent == 0:
+            return values
+        half = int(self.scale_exponent / 2)
+        return values * 2.0**-half * 2.0 ** (half - self.scale_exponent)
+
+
+def add(vector: torch.Tensor, bits: torch.Tensor, norm: Norm, *, is_narrow: bool) -> None:
+    """Adds the terms of magnitudes (float64 bits, int64[n], n > 0) to the sums.
+
+    `is_narrow`: every magnitude has at most 24 significant bits.
+    """
+    vector[limbs.NAN] += (bits > INFINITY).sum()
+    if math.isinf(norm.p):
+        _add_extreme(vector, bits, is_largest=norm.p > 0)
+    elif norm.p == 0:
+        vector[limbs.UNIT_LIMB] += ((bits > 0) & (bits <= INFINITY)).sum()
+    elif norm.p == 1:
+        limbs.deposit(vector, _finite_significands(bits), units(bits))
+    elif norm.p == 2:
+        _add_squares(vector, bits, is_narrow=is_narrow)
+    else:
+        _add_powers(vector, bits, norm)
+    limbs.spread(vector)
+
+
+def _finite_significands(bits: torch.Tensor) -> torch.Tensor:
+    return torch.where(bits < INFINITY, significands(bits), 0)
+
+
+def _add_extreme(vector: torch.Tensor, bits: torch.Tensor, *, is_largest: bool) -> None:
+    keys = torch.where(bits > INFINITY, limbs.NO_EXTREME, bits if is_largest else ~bits)
+    vector[limbs.EXTREME] = torch.maximum(vector[limbs.EXTREME], keys.amax())
+
+
+def _add_squares(vector: torch.Tensor, bits: torch.Tensor, *, is_narrow: bool) -> None:
+    whole, unit = _finite_significands(bits), 2 * units(bits)
+    if is_narrow:
+        whole >>= 29
+        limbs.deposit(vector, whole * whole, unit + 58)
+        return
+    high, low = whole >> 27, whole & ((1 << 27) - 1)
+    limbs.deposit(vector, high * high, unit + 54)
+    limbs.deposit(vector, high * low, unit + 28)
+    limbs.deposit(vector, low * low, unit)
+
+
+def _add_powers(vector: torch.Tensor, bits: torch.Tensor, norm: Norm) -> None:
+    if norm.p < 0:
+        vector[limbs.ZEROS] += (bits == 0).sum()
+    scaled = norm.scaled(as_values(bits))
+    is_integer = norm.p > 0 and norm.p == int(norm.p) and norm.p < 2**32
+    term = _integer_power(scaled, int(norm.p)) if is_integer else torch.pow(scaled, norm.p)
+    counts = (bits > 0) & (bits < INFINITY)
+    fits = counts & (term >= SMALLEST_TERM) & (term <= LARGEST_TERM)
+    if not norm.is_scaled:
+        vector[limbs.MISFITS] += (counts & ~fits).sum()
+    term_bits = as_bits(torch.where(fits, term, 0.0))
+    limbs.deposit(vector, significands(term_bits), units(term_bits))
+
+
+def _integer_power(x: torch.Tensor, power: int) -> torch.Tensor:
+    """Powers in double-double, bit by bit of `power` from the highest, rounded to float64."""
+    high, low = x, torch.zeros_like(x)
+    for bit in bin(power)[3:]:
+        high, low = _multiply(high, low, high, low)
+        if bit == "1":
+            high, low = _multiply(high, low, x, torch.zeros_like(x))
+    return high + low
+
+
+def _multiply(
+    a: torch.Tensor, a_rest: torch.Tensor, b: torch.Tensor, b_rest: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a + a_rest) * (b + b_rest), in the order of the engines' fused multiply-adds."""
+    product = a * b
+    rest = _product_rest(a, b, product) + (a * b_rest + a_rest * b)
+    high = product + rest
+    return high, rest - (high - product)
+
+
+def _product_rest(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    """What rounding left of a product: fma(a, b, -product).
+
+    T. J. Dekker, "A floating-point technique for extending the available precision", Numerische
+    Mathematik 18 (1971).
+    """
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = x * _SPLIT
+    high = wide - (wide - x)
+    return high, x - high
