@@ -1,0 +1,110 @@
+//! Gradients that are refused, before anything is written.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::layout::LayoutError;
+use crate::overlap::Conflict;
+
+/// Why a list of gradients has no plan. Tensors are given by their position in the list.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{}", self.message(|tensor| format!("parameter {tensor}")))]
+pub enum PlanError {
+    /// Sizes and strides that cannot be addressed, or overlap themselves.
+    Layout {
+        /// The tensor.
+        tensor: usize,
+        /// What is wrong with them.
+        error: LayoutError,
+    },
+    /// Elements, but a null pointer: a wrapper subclass or a fake tensor, whose memory is elsewhere or nowhere.
+    NullPointer {
+        /// The tensor.
+        tensor: usize,
+    },
+    /// Memory that does not fit into the address space.
+    AddressOverflow {
+        /// The tensor.
+        tensor: usize,
+        /// Address of its first element.
+        address: u64,
+    },
+    /// An owned range that is reversed or ends past the tensor.
+    OwnedRange {
+        /// The tensor.
+        tensor: usize,
+        /// The range.
+        owned: Range<u64>,
+        /// Elements of the tensor.
+        elements: u64,
+    },
+    /// Two tensors have a byte in common.
+    Overlap {
+        /// The earlier tensor.
+        first: usize,
+        /// The later tensor.
+        second: usize,
+    },
+    /// Two interleaved tensors for which the search ended without an answer.
+    OverlapUndecided {
+        /// The earlier tensor.
+        first: usize,
+        /// The later tensor.
+        second: usize,
+    },
+    /// More tensors than 32 bits count.
+    TooManyTensors {
+        /// How many.
+        tensors: usize,
+    },
+}
+
+impl PlanError {
+    /// The message, with tensors named by `name`, which completes "gradient of ...".
+    pub fn message(&self, name: impl Fn(usize) -> String) -> String {
+        match self {
+            PlanError::Layout { tensor, error } => format!("gradient of {} {error}", name(*tensor)),
+            PlanError::NullPointer { tensor } => format!(
+                "gradient of {} has elements but no memory; pass a plain tensor, such as the local part of a wrapper",
+                name(*tensor)
+            ),
+            PlanError::AddressOverflow { tensor, address } => format!(
+                "gradient of {} at address {address:#x} does not fit into memory; check its sizes and strides",
+                name(*tensor)
+            ),
+            PlanError::OwnedRange { tensor, owned, elements } => format!(
+                "owned elements {}..{} of the gradient of {} are no range of its {elements} elements; \
+                 pass start <= end <= {elements}",
+                owned.start,
+                owned.end,
+                name(*tensor)
+            ),
+            PlanError::Overlap { first, second } => format!(
+                "gradients of {} and {} share memory; give one of them memory of its own, for instance by `.clone()`",
+                name(*first),
+                name(*second)
+            ),
+            PlanError::OverlapUndecided { first, second } => format!(
+                "gradients of {} and {} are interleaved and may share memory; give one of them memory of its own, \
+                 for instance by `.clone()`",
+                name(*first),
+                name(*second)
+            ),
+            PlanError::TooManyTensors { tensors } => {
+                format!("{tensors} gradients are more than one plan takes; pass at most {}", u32::MAX)
+            }
+        }
+    }
+}
+
+impl From<Conflict> for PlanError {
+    fn from(conflict: Conflict) -> Self {
+        let (first, second) = (conflict.first as usize, conflict.second as usize);
+        if conflict.certain {
+            PlanError::Overlap { first, second }
+        } else {
+            PlanError::OverlapUndecided { first, second }
+        }
+    }
+}
