@@ -1,0 +1,75 @@
+//! The floating-point mode of a thread.
+//!
+//! `torch.set_flush_denormal(True)` makes its thread, and threads started from it, read and write subnormals as zero.
+//! An exact sum needs them, so the engine works in IEEE's default mode and puts the caller's back.
+
+use std::arch::asm;
+
+/// The default mode, until dropped.
+pub struct StandardMode {
+    previous: Control,
+}
+
+#[cfg(target_arch = "x86_64")]
+type Control = u32;
+#[cfg(target_arch = "x86_64")]
+const STANDARD: Control = 0x1F80; // all exceptions masked, to nearest, no flushing
+
+#[cfg(target_arch = "aarch64")]
+type Control = u64;
+#[cfg(target_arch = "aarch64")]
+const STANDARD: Control = 0;
+
+impl StandardMode {
+    /// Enters the default mode on this thread.
+    #[inline]
+    pub fn enter() -> Self {
+        let previous = read();
+        if previous != STANDARD {
+            write(STANDARD);
+        }
+        StandardMode { previous }
+    }
+}
+
+impl Drop for StandardMode {
+    #[inline]
+    fn drop(&mut self) {
+        if self.previous != STANDARD {
+            write(self.previous);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn read() -> Control {
+    let mut control: Control = 0;
+    // SAFETY: stores the 4 bytes of MXCSR into a local of that size.
+    unsafe { asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack, preserves_flags)) };
+    // The sticky exception flags in the low six bits are no part of the mode.
+    control & !0x3F
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn write(control: Control) {
+    // SAFETY: loads MXCSR from a local; only defined bits are set, as the value was read from it or is the default.
+    unsafe { asm!("ldmxcsr [{}]", in(reg) &control, options(nostack, preserves_flags)) };
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn read() -> Control {
+    let control: Control;
+    // SAFETY: reads a control register that every thread may read.
+    unsafe { asm!("mrs {}, fpcr", out(reg) control, options(nomem, nostack, preserves_flags)) };
+    control
+}
+
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn write(control: Control) {
+    // SAFETY: the value was read from the same register or is its default.
+    unsafe { asm!("msr fpcr, {}", in(reg) control, options(nomem, nostack, preserves_flags)) };
+}

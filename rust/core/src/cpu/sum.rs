@@ -1,0 +1,232 @@
+//! Sums over chunks.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::block::{BLOCK, Measure, Span};
+use super::element::Element;
+use super::extremes::{NonZeros, Smallest, add_each};
+use super::float_mode::StandardMode;
+use super::magnitude::complex_magnitude;
+use super::powers::{Terms, count_exceptions};
+use super::read::Rows;
+use super::simd::{Simd, dispatch};
+use super::threads::Threads;
+use super::window::{Magnitudes, Squares, Window};
+use crate::dtype::DType;
+use crate::exact::{Limbs, Sums};
+use crate::finish::extreme_key;
+use crate::norm::{NormKind, Scale};
+use crate::plan::Chunk;
+
+/// Fewer elements than this are summed on the caller's thread: waking others takes longer.
+const WORTH_A_THREAD: u64 = 64 * 1024;
+
+/// What a pass adds up.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// The norm kind.
+    pub kind: NormKind,
+    /// What magnitudes are divided by first; only for powers, in the second pass.
+    pub scale: Option<Scale>,
+    /// The instruction set, from [`super::detect`].
+    pub simd: Simd,
+}
+
+/// The sums of all chunks together.
+///
+/// # Safety
+/// The memory that the chunks describe must be readable and must not be written meanwhile.
+pub unsafe fn sum(chunks: &[Chunk], pass: Pass, threads: Threads) -> Sums {
+    let one = |mut sums: Sums, chunk: &Chunk| {
+        let _mode = StandardMode::enter();
+        // SAFETY: the caller's contract is handed on.
+        unsafe { add_chunk(chunk, pass, &mut sums) };
+        sums
+    };
+    if !threads.are_many() || elements(chunks) < WORTH_A_THREAD {
+        return chunks.iter().fold(Sums::default(), one);
+    }
+    threads.run(|| chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged))
+}
+
+/// The sums of each of `tensors` tensors, by the chunks' tensor index.
+///
+/// # Safety
+/// As [`sum`].
+pub unsafe fn sum_each(chunks: &[Chunk], tensors: usize, pass: Pass, threads: Threads) -> Vec<Sums> {
+    let groups: Vec<&[Chunk]> = chunks.chunk_by(|a, b| a.tensor == b.tensor).collect();
+    // SAFETY: the caller's contract is handed on.
+    let one = |group: &&[Chunk]| (group[0].tensor as usize, unsafe { sum(group, pass, threads) });
+    let parts: Vec<(usize, Sums)> = if threads.are_many() && elements(chunks) >= WORTH_A_THREAD {
+        threads.run(|| groups.par_iter().map(one).collect())
+    } else {
+        groups.iter().map(one).collect()
+    };
+    let mut each = vec![Sums::default(); tensors];
+    for (tensor, sums) in parts {
+        each[tensor].merge(&sums);
+    }
+    each
+}
+
+/// Number of elements that chunks hold.
+pub fn elements(chunks: &[Chunk]) -> u64 {
+    chunks.iter().map(Chunk::elements).sum()
+}
+
+fn merged(mut a: Sums, b: Sums) -> Sums {
+    a.merge(&b);
+    a
+}
+
+/// # Safety
+/// As [`sum`].
+unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
+    if chunk.weight != 1 {
+        let once = Chunk { weight: 1, ..*chunk };
+        let mut part = Sums::default();
+        // SAFETY: the same memory.
+        unsafe { add_chunk(&once, pass, &mut part) };
+        return sums.merge_weighted(&part, chunk.weight);
+    }
+    // SAFETY: the chunk's dtype names what its address points at; the rest is the caller's contract.
+    unsafe {
+        match chunk.dtype {
+            DType::F16 => rows::<f16>(chunk, 1).for_each_block(|block| add_half(block, pass, sums)),
+            DType::Bf16 => rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::F32 => rows::<f32>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::F64 => rows::<f64>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::C64 => rows::<f32>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
+            DType::C128 => rows::<f64>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
+        }
+    }
+}
+
+/// The rows of a chunk, of elements that hold `parts` numbers each.
+fn rows<T>(chunk: &Chunk, parts: u64) -> Rows<T> {
+    Rows {
+        start: chunk.address as *const T,
+        rows: chunk.rows,
+        length: chunk.row_length * parts,
+        stride: chunk.row_stride * parts,
+    }
+}
+
+/// Squares of complex elements are those of their parts; other kinds take |z|.
+fn add_complex<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
+    if pass.kind == NormKind::Squares {
+        return add_block(block, pass, sums);
+    }
+    let mut magnitudes = [0.0; BLOCK / 2];
+    let pairs = block.as_chunks::<2>().0;
+    for (magnitude, &[real, imaginary]) in magnitudes.iter_mut().zip(pairs) {
+        *magnitude = complex_magnitude(real, imaginary);
+    }
+    add_block(&magnitudes[..pairs.len()], pass, sums);
+}
+
+/// float16 is summed as float32: the conversion of a whole block has instructions of its own.
+fn add_half(block: &[f16], pass: Pass, sums: &mut Sums) {
+    let mut wide = [0.0; BLOCK];
+    let wide = &mut wide[..block.len()];
+    block.convert_to_f32_slice(wide);
+    add_block(wide, pass, sums);
+}
+
+fn add_block<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
+    if block.is_empty() {
+        return;
+    }
+    match pass.kind {
+        NormKind::Power(_) | NormKind::Real(_) => return add_powers(block, pass, sums),
+        NormKind::Min => return add_smallest(block, pass, sums),
+        _ => {}
+    }
+    let span = dispatch(pass.simd, Measure(block));
+    if !span.is_finite() {
+        return add_irregular(block, pass.kind, sums);
+    }
+    match pass.kind {
+        NormKind::Count => sums.limbs.deposit(dispatch(pass.simd, NonZeros(block)) as i128, 0),
+        NormKind::Max => sums.extreme = sums.extreme.max(extreme_key(span.largest(), NormKind::Max)),
+        _ if span.is_zero() => {}
+        NormKind::Sum => add_magnitudes(block, &span, pass.simd, &mut sums.limbs),
+        _ => add_squares(block, &span, pass.simd, &mut sums.limbs),
+    }
+}
+
+fn add_smallest<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
+    let smallest = dispatch(pass.simd, Smallest(block));
+    let finite = dispatch(pass.simd, Measure(block)).is_finite();
+    if finite {
+        let smallest = T::from_magnitude_bits(smallest).widen();
+        sums.extreme = sums.extreme.max(extreme_key(smallest, NormKind::Min));
+    } else {
+        add_each(block, NormKind::Min, sums);
+    }
+}
+
+fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
+    let mut terms = [0.0; BLOCK];
+    dispatch(pass.simd, Terms { block, kind: pass.kind, scale: pass.scale, terms: &mut terms });
+    count_exceptions(block, &terms, pass.kind, pass.scale.is_none(), sums);
+    let terms = &terms[..block.len()];
+    let span = dispatch(pass.simd, Measure(terms));
+    if !span.is_zero() {
+        add_magnitudes(terms, &span, pass.simd, &mut sums.limbs);
+    }
+}
+
+macro_rules! by_levels {
+    ($kernel:ident, $block:expr, $window:expr, $simd:expr, $limbs:expr, $slow:expr) => {
+        match $window {
+            Some(window) if window.levels() <= 8 => {
+                let (block, limbs) = ($block, $limbs);
+                match window.levels() {
+                    1 => dispatch($simd, $kernel::<T, 1> { block, window, limbs }),
+                    2 => dispatch($simd, $kernel::<T, 2> { block, window, limbs }),
+                    3 => dispatch($simd, $kernel::<T, 3> { block, window, limbs }),
+                    4..=5 => dispatch($simd, $kernel::<T, 5> { block, window, limbs }),
+                    _ => dispatch($simd, $kernel::<T, 8> { block, window, limbs }),
+                }
+            }
+            _ => $slow,
+        }
+    };
+}
+
+fn add_magnitudes<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
+    let window = Window::new(span.top_exponent() + 1, span.unit_exponent());
+    by_levels!(Magnitudes, block, window, simd, limbs, deposit_each(block, 1, limbs));
+}
+
+fn add_squares<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
+    let window = Window::new(2 * (span.top_exponent() + 1), 2 * span.unit_exponent());
+    by_levels!(Squares, block, window, simd, limbs, deposit_each(block, 2, limbs));
+}
+
+/// A block with NaN or infinities in it.
+fn add_irregular<T: Element>(block: &[T], kind: NormKind, sums: &mut Sums) {
+    add_each(block, kind, sums);
+    match kind {
+        NormKind::Sum => deposit_each(block, 1, &mut sums.limbs),
+        NormKind::Squares => deposit_each(block, 2, &mut sums.limbs),
+        _ => {}
+    }
+}
+
+/// Adds |x|^`power` (1 or 2) of every finite element as an integer: exact for any span.
+fn deposit_each<T: Element>(block: &[T], power: u32, limbs: &mut Limbs) {
+    const FRACTION_BITS: i32 = f64::MANTISSA_DIGITS as i32 - 1;
+    for bits in block.iter().map(|x| x.widen().abs().to_bits()) {
+        let biased = (bits >> FRACTION_BITS) as i32;
+        let fraction = bits & ((1 << FRACTION_BITS) - 1);
+        let whole = i128::from(if biased == 0 { fraction } else { fraction | 1 << FRACTION_BITS });
+        let exponent = biased.max(1) - 1023 - FRACTION_BITS;
+        if biased != 0x7FF {
+            limbs.deposit(whole.pow(power), exponent * power as i32);
+        }
+    }
+}
