@@ -6,6 +6,8 @@ float arithmetic would read subnormal elements as zero there.
 
 import torch
 
+from .double_double import hypotenuse
+
 INFINITY = 0x7FF << 52
 """The bit pattern of +Inf; larger ones are NaN."""
 
@@ -28,18 +30,16 @@ def magnitude_bits(piece: torch.Tensor) -> torch.Tensor:
 def modulus_bits(piece: torch.Tensor) -> torch.Tensor:
     """|z| of every element of a complex tensor, as float64 bits in int64[n].
 
-    With k the exponent of the larger part: sqrt(a * a + b * b) * 2**k for the parts a, b over
-    2**k, every operation rounded once. So |z| neither overflows nor underflows on the way, is
-    within 1 ulp, and its bits do not depend on fused multiply-adds for complex64, whose squares
-    are exact. A NaN in either part makes |z| NaN.
+    The root of the double-double sum of squares of both parts, these divided by a power of two that
+    brings the larger into [1, 2), so nothing overflows or underflows on the way. A NaN in either
+    part makes |z| NaN.
     """
     parts = magnitude_bits(torch.view_as_real(piece)).reshape(-1, 2)
     larger = parts.amax(dim=1)
     exponent = exponents(larger)
-    scaled = scale_by_power(as_values(parts), -exponent.unsqueeze(1))
-    root = torch.sqrt(scaled[:, 0] * scaled[:, 0] + scaled[:, 1] * scaled[:, 1])
-    modulus = as_bits(scale_by_power(root, exponent))
-    return torch.where(larger >= INFINITY, larger, modulus)
+    scaled = scale_by_power(significands(parts).to(torch.float64), units(parts) - exponent[:, None])
+    modulus = as_bits(scale_by_power(hypotenuse(scaled[:, 0], scaled[:, 1]), exponent))
+    return torch.where((larger == 0) | (larger >= INFINITY), larger, modulus)
 
 
 def as_values(bits: torch.Tensor) -> torch.Tensor:
@@ -69,10 +69,10 @@ def exponents(bits: torch.Tensor) -> torch.Tensor:
 
 
 def scale_by_power(values: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """Values times 2**exponent (at most 2044), in two factors since one may be out of range."""
+    """Values times 2**exponent, in two factors since one may be out of range."""
     half = exponent >> 1
     return values * _power_of_two(half) * _power_of_two(exponent - half)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    return as_values((exponent + 1023) << 52)
+    return as_values((exponent.clamp(-1022, 1023) + 1023) << 52)

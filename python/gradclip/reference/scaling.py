@@ -50,12 +50,13 @@ def clamp_(tensor: torch.Tensor, limit: float) -> None:
         return
     if tensor.layout == torch.sparse_coo and not tensor.is_coalesced():
         tensor.copy_(tensor.coalesce())
-    bound = min(limit, torch.finfo(tensor.dtype).max)
+    is_float8 = tensor.element_size() == 1
+    bound = limit if is_float8 else torch.tensor(limit, dtype=torch.float64).to(tensor.dtype).item()
 
     def limited(piece: torch.Tensor) -> torch.Tensor:
-        if piece.element_size() > 1:
-            return piece.clamp(-bound, bound)
-        return piece.to(torch.float32).clamp(-bound, bound).to(piece.dtype)
+        if is_float8:
+            return piece.to(torch.float32).clamp(-bound, bound).to(piece.dtype)
+        return piece.clamp(-bound, bound)
 
     _rewrite(_reals(tensor), limited)
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from . import limbs
+from .double_double import integer_power
 from .magnitudes import INFINITY, as_bits, as_values, significands, units
 
 SMALLEST_TERM = 2.0**-960
 """Powers outside these bounds are misfits: inside them the rests of double-double are exact."""
 
 LARGEST_TERM = 2.0**1000
-
-_SPLIT = 2.0**27 + 1.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def add(vector: torch.Tensor, bits: torch.Tensor, norm: Norm, *, is_narrow: bool
     if math.isinf(norm.p):
         _add_extreme(vector, bits, is_largest=norm.p > 0)
     elif norm.p == 0:
-        vector[limbs.UNIT_LIMB] += ((bits > 0) & (bits <= INFINITY)).sum()
+        vector[limbs.UNIT_LIMB] += (bits > 0).sum()
     elif norm.p == 1:
         limbs.deposit(vector, _finite_significands(bits), units(bits))
     elif norm.p == 2:
@@ -84,47 +83,10 @@ def _add_powers(vector: torch.Tensor, bits: torch.Tensor, norm: Norm) -> None:
         vector[limbs.ZEROS] += (bits == 0).sum()
     scaled = norm.scaled(as_values(bits))
     is_integer = norm.p > 0 and norm.p == int(norm.p) and norm.p < 2**32
-    term = _integer_power(scaled, int(norm.p)) if is_integer else torch.pow(scaled, norm.p)
+    term = integer_power(scaled, int(norm.p)) if is_integer else torch.pow(scaled, norm.p)
     counts = (bits > 0) & (bits < INFINITY)
     fits = counts & (term >= SMALLEST_TERM) & (term <= LARGEST_TERM)
     if not norm.is_scaled:
         vector[limbs.MISFITS] += (counts & ~fits).sum()
     term_bits = as_bits(torch.where(fits, term, 0.0))
     limbs.deposit(vector, significands(term_bits), units(term_bits))
-
-
-def _integer_power(x: torch.Tensor, power: int) -> torch.Tensor:
-    """Powers in double-double, bit by bit of `power` from the highest, rounded to float64."""
-    high, low = x, torch.zeros_like(x)
-    for bit in bin(power)[3:]:
-        high, low = _multiply(high, low, high, low)
-        if bit == "1":
-            high, low = _multiply(high, low, x, torch.zeros_like(x))
-    return high + low
-
-
-def _multiply(
-    a: torch.Tensor, a_rest: torch.Tensor, b: torch.Tensor, b_rest: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a + a_rest) * (b + b_rest), in the order of the engines' fused multiply-adds."""
-    product = a * b
-    rest = _product_rest(a, b, product) + (a * b_rest + a_rest * b)
-    high = product + rest
-    return high, rest - (high - product)
-
-
-def _product_rest(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
-    """What rounding left of a product: fma(a, b, -product).
-
-    T. J. Dekker, "A floating-point technique for extending the available precision", Numerische
-    Mathematik 18 (1971).
-    """
-    a_high, a_low = _split(a)
-    b_high, b_low = _split(b)
-    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = x * _SPLIT
-    high = wide - (wide - x)
-    return high, x - high
