@@ -1,0 +1,76 @@
+"""The accessors of torch that are private, or that differ between torch 2.10 and the newest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether `tensor` is a DTensor, without importing DTensor for those who never use it."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that `mesh` was sliced, flattened or unflattened from (itself when it was not)."""
+    accessor = getattr(mesh, "_get_root_mesh", None)
+    if accessor is None:
+        from torch.distributed import device_mesh
+
+        return cast("DeviceMesh", cast(Any, device_mesh)._mesh_resources.get_root_mesh(mesh))
+    return cast("DeviceMesh", accessor())
+
+
+def coordinate(mesh: DeviceMesh) -> tuple[int, ...] | None:
+    """This rank's coordinate in `mesh`, None outside it (torch gives a list or a tuple)."""
+    found = mesh.get_coordinate()
+    return None if found is None else tuple(found)
+
+
+def mesh_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The global ranks of `mesh`, row-major."""
+    return tuple(mesh.mesh.flatten().tolist())
+
+
+def spec_of(gradient: torch.Tensor) -> Any:
+    """The placement record of a DTensor: one object, shared by the gradients of one parameter."""
+    return cast(Any, gradient)._spec
+
+
+def local_of(gradient: DTensor | torch.Tensor) -> torch.Tensor:
+    """The local tensor itself (not a view), once any collective that still fills it is done.
+
+    `to_local()` would cost six times as much and does not unwrap an asynchronous result.
+    """
+    local = cast(Any, gradient)._local_tensor if is_dtensor(gradient) else gradient
+    return waited(local)
+
+
+def waited(local: torch.Tensor) -> torch.Tensor:
+    """`local`, or what an AsyncCollectiveTensor holds once its collective is done."""
+    if type(local) is torch.Tensor or not hasattr(local, "elem") or not hasattr(local, "completed"):
+        return local
+    return cast(torch.Tensor, cast(Any, local).wait())
+
+
+def group_ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """The global ranks of `group`, in group order."""
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def groups_with_ranks(ranks: frozenset[int]) -> list[dist.ProcessGroup]:
+    """The process groups already made whose members are just `ranks`, oldest first."""
+    known: dict[Any, Any] = dict(dist.distributed_c10d._world.pg_group_ranks)
+    return [group for group, members in known.items() if frozenset(members) == ranks]
+
+
+def backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """Which backend `group` uses for each device type, such as {"cpu": "gloo", "cuda": "nccl"}."""
+    config = dist.get_backend_config(group)
+    return dict(entry.split(":", 1) for entry in str(config).split(","))

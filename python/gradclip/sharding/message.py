@@ -1,0 +1,116 @@
+"""The vector that one all-reduce carries: sums, counts, the error count and the agreement tags.
+
+Its length never depends on what a rank owns, nor on p, so that ranks which disagree about p still
+finish the same collective and then see the disagreement. Two forms share the layout:
+
+- SUM (finite p): limbs and counts add; a tag t travels as t and t² and all ranks agree iff
+  n * sum(t²) == sum(t)² (Cauchy and Schwarz), in exact integers.
+- MAX (p = ±inf): keys and flags take the maximum; a tag travels as t and -t.
+
+The two form words are 1, 1 in SUM and 2^40, -2^40 in MAX. A reduction in which some ranks add and
+others take maxima cannot give n, n (the first is at least 2^40) nor 2^40, -2^40 (a sum moves the
+first off 2^40 unless all SUM ranks were dropped by maxima, which leave the second positive).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+#: Length of a `Sums` vector, and its fields (the numeric contract of gradclip-core).
+SUMS = 144
+LIMBS = 136
+NAN, POS_INF, NEG_INF, ZEROS, MISFITS, EXTREME = 136, 137, 138, 139, 140, 141
+NO_ELEMENT = -(2**63)
+
+#: What ranks must agree on, in the order of their tags.
+SUBJECTS = ("norm_type", "max_norm and eps", "grouping")
+
+FORM, ERRORS, UNVERIFIED = 0, 2, 3
+TAGS = 4
+BALANCES = TAGS + 2 * len(SUBJECTS)
+TAIL = BALANCES + 4
+
+TAG_BITS = 24
+BALANCE = 2**40
+_FORM_OF_MAX = 2**40
+
+
+def tag(*parts: object) -> int:
+    """A small stable hash of what ranks must agree on; sums of its square stay far below 2^63."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - TAG_BITS)
+
+
+def takes_max(norm_type: float) -> bool:
+    """Whether the norm is reduced by maxima (p = ±inf) rather than by sums."""
+    return math.isinf(norm_type)
+
+
+@dataclass
+class Tail:
+    """What travels beside the sums: `balances` are words whose sum must vanish modulo 2^40."""
+
+    failed: bool
+    unverified: bool
+    tags: Sequence[int]
+    balances: Sequence[int] = (0, 0, 0, 0)
+
+    def words(self, maximum: bool) -> list[int]:
+        """The tail in SUM or in MAX form."""
+        form = [_FORM_OF_MAX, -_FORM_OF_MAX] if maximum else [1, 1]
+        words = [*form, int(self.failed), int(self.unverified)]
+        for value in self.tags:
+            words += [value, -value] if maximum else [value, value * value]
+        return words + ([0] * 4 if maximum else list(self.balances))
+
+
+def compose(sums: torch.Tensor, tail: Tail, maximum: bool) -> torch.Tensor:
+    """One int64 vector of the carried sums (SUMS, or a multiple for several) and the tail."""
+    words = torch.tensor(tail.words(maximum), dtype=torch.int64)
+    return torch.cat([sums.reshape(-1), words.to(sums.device, non_blocking=True)])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the reduced tail says, read on the host."""
+
+    failures: int
+    unverified: int
+    disagreements: tuple[str, ...]
+    balanced: bool
+
+    @property
+    def good(self) -> bool:
+        """Whether every rank may go on and scale."""
+        return not self.failures and not self.disagreements and self.balanced
+
+
+def read(tail: Sequence[int], maximum: bool) -> Verdict:
+    """The verdict of a reduced tail; every rank reads the same."""
+    mixed, ranks = _form(tail, maximum)
+    if mixed:
+        return Verdict(0, 0, SUBJECTS[:1], True)
+    disagreements = tuple(
+        subject
+        for place, subject in enumerate(SUBJECTS)
+        if not _agrees(tail[TAGS + 2 * place : TAGS + 2 * place + 2], ranks, maximum)
+    )
+    balanced = all(word % BALANCE == 0 for word in tail[BALANCES:TAIL])
+    return Verdict(tail[ERRORS], tail[UNVERIFIED], disagreements, balanced)
+
+
+def _form(tail: Sequence[int], maximum: bool) -> tuple[bool, int]:
+    first, second = tail[FORM], tail[FORM + 1]
+    if maximum:
+        return (first, second) != (_FORM_OF_MAX, -_FORM_OF_MAX), 0
+    return first != second or first >= _FORM_OF_MAX, first
+
+
+def _agrees(words: Sequence[int], ranks: int, maximum: bool) -> bool:
+    first, second = words
+    return first == -second if maximum else ranks * second == first * first
