@@ -45,7 +45,10 @@ impl Chunk {
 impl Segment {
     /// The chunks of at most `chunk_elements` elements (0 is taken as 1), in the order of memory. Runs are cut at
     /// multiples of `chunk_elements` from their start, which keeps their alignment; short rows stay whole.
-    pub fn chunks(self, chunk_elements: u64) -> impl ExactSizeIterator<Item = Chunk> + DoubleEndedIterator {
+    pub fn chunks(
+        self,
+        chunk_elements: u64,
+    ) -> impl ExactSizeIterator<Item = Chunk> + DoubleEndedIterator {
         let cut = Cut::new(self.layout, chunk_elements.max(1));
         // At least one element a chunk, below 2^56 elements: fits a 64-bit usize.
         (0..cut.count as usize).map(move |index| self.chunk(cut, index as u64))
@@ -64,7 +67,11 @@ impl Segment {
             address: self.address + offset * self.dtype.bytes() as u64,
             rows,
             row_length,
-            row_stride: if rows == 1 { row_length } else { layout.row_stride },
+            row_stride: if rows == 1 {
+                row_length
+            } else {
+                layout.row_stride
+            },
             weight: layout.weight,
         }
     }
@@ -83,7 +90,16 @@ impl Cut {
     fn new(layout: Layout, chunk_elements: u64) -> Self {
         let row_length = layout.row_length.clamp(1, chunk_elements);
         let pieces = layout.row_length.div_ceil(row_length).max(1);
-        let rows = if pieces == 1 { (chunk_elements / row_length).min(layout.rows).max(1) } else { 1 };
-        Cut { rows, row_length, pieces, count: layout.rows.div_ceil(rows) * pieces }
+        let rows = if pieces == 1 {
+            (chunk_elements / row_length).min(layout.rows).max(1)
+        } else {
+            1
+        };
+        Cut {
+            rows,
+            row_length,
+            pieces,
+            count: layout.rows.div_ceil(rows) * pieces,
+        }
     }
 }

@@ -62,7 +62,9 @@ fn absorb(dims: &mut Dims) {
     let mut merged = Dims::new();
     for &dim in dims.iter() {
         match merged.last_mut() {
-            Some(fine) if dim.stride % fine.stride == 0 && dim.stride / fine.stride <= fine.size => {
+            Some(fine)
+                if dim.stride % fine.stride == 0 && dim.stride / fine.stride <= fine.size =>
+            {
                 fine.size += dim.stride / fine.stride * (dim.size - 1);
             }
             _ => merged.push(dim),
@@ -197,7 +199,10 @@ mod tests {
     #[test]
     fn a_spent_budget_is_undecided() {
         let strides = [1009, 1511, 2003, 2503];
-        let dims = strides.map(|stride| Dim { size: 900, stride }).into_iter().collect();
+        let dims = strides
+            .map(|stride| Dim { size: 900, stride })
+            .into_iter()
+            .collect();
         assert_eq!(contains(dims, 3_000_000, &mut Budget(1)), Err(Undecided));
     }
 }

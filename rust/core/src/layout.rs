@@ -23,7 +23,12 @@ pub struct Layout {
 
 impl Layout {
     /// The layout of no elements.
-    pub const EMPTY: Layout = Layout { rows: 0, row_length: 0, row_stride: 0, weight: 1 };
+    pub const EMPTY: Layout = Layout {
+        rows: 0,
+        row_length: 0,
+        row_stride: 0,
+        weight: 1,
+    };
 
     /// Elements in memory, each once.
     pub const fn elements(&self) -> u64 {
@@ -31,7 +36,12 @@ impl Layout {
     }
 
     fn run(length: u64, weight: u64) -> Self {
-        Layout { rows: 1, row_length: length, row_stride: length, weight }
+        Layout {
+            rows: 1,
+            row_length: length,
+            row_stride: length,
+            weight,
+        }
     }
 }
 
@@ -69,7 +79,9 @@ pub enum LayoutError {
     #[error("overlaps itself in memory; replace it with a copy, for instance by `.contiguous()`")]
     OverlapsItself,
     /// Interleaved strides for which the search ended without an answer.
-    #[error("has interleaved strides that may overlap; replace it with a copy, for instance by `.contiguous()`")]
+    #[error(
+        "has interleaved strides that may overlap; replace it with a copy, for instance by `.contiguous()`"
+    )]
     OverlapUndecided,
 }
 
@@ -92,7 +104,10 @@ impl Memory {
         let (expanded, mut strided): (SmallVec<[Dim; 4]>, Dims) =
             dims.into_iter().partition(|dim| dim.stride == 0);
         strided.sort_unstable_by_key(|dim| dim.stride);
-        let mut memory = Memory { dims: Dims::new(), weight: expanded.iter().map(|dim| dim.size).product() };
+        let mut memory = Memory {
+            dims: Dims::new(),
+            weight: expanded.iter().map(|dim| dim.size).product(),
+        };
         for dim in strided {
             match memory.dims.last_mut() {
                 Some(inner) if inner.size * inner.stride == dim.stride => inner.size *= dim.size,
@@ -116,7 +131,9 @@ impl Memory {
             [run] if run.stride == 1 => Ok(Layout::run(run.size, self.weight)),
             [rows] => Ok(rows_of(1, *rows)),
             [run, rows] if run.stride == 1 => Ok(rows_of(run.size, *rows)),
-            [inner, ..] => Err(TooManyDims(self.dims.len() + usize::from(inner.stride != 1))),
+            [inner, ..] => Err(TooManyDims(
+                self.dims.len() + usize::from(inner.stride != 1),
+            )),
         }
     }
 
@@ -136,7 +153,12 @@ impl Memory {
 
     /// With differences d of indices: `stride_k * d_k = Σ_j stride_j * d_j` for j < k, d_k >= 1, |d_j| < size_j. Counted
     /// from their ends, all unknowns start at 0 and the sum is `reach`, the extent of the dimensions up to k.
-    fn is_undone_below(&self, k: usize, reach: u64, budget: &mut Budget) -> Result<bool, Undecided> {
+    fn is_undone_below(
+        &self,
+        k: usize,
+        reach: u64,
+        budget: &mut Budget,
+    ) -> Result<bool, Undecided> {
         let mut dims: Dims = self.dims[..=k].into();
         for dim in &mut dims[..k] {
             dim.size = 2 * dim.size - 1;
@@ -171,26 +193,46 @@ impl Strided {
         let last = last_offset(&logical).ok_or(LayoutError::TooLarge)?;
         let memory = Memory::of(logical.iter().copied());
         match memory.overlaps_itself(budget) {
-            Ok(false) => Ok(Strided { logical, memory, elements, last }),
+            Ok(false) => Ok(Strided {
+                logical,
+                memory,
+                elements,
+                last,
+            }),
             Ok(true) => Err(LayoutError::OverlapsItself),
             Err(Undecided) => Err(LayoutError::OverlapUndecided),
         }
     }
 
     fn empty() -> Self {
-        let memory = Memory { dims: Dims::new(), weight: 1 };
-        Strided { logical: Dims::new(), memory, elements: 0, last: 0 }
+        let memory = Memory {
+            dims: Dims::new(),
+            weight: 1,
+        };
+        Strided {
+            logical: Dims::new(),
+            memory,
+            elements: 0,
+            last: 0,
+        }
     }
 
     /// Where the elements stand, each address once.
     pub fn layout(&self) -> Result<Layout, TooManyDims> {
-        if self.elements == 0 { Ok(Layout::EMPTY) } else { self.memory.layout() }
+        if self.elements == 0 {
+            Ok(Layout::EMPTY)
+        } else {
+            self.memory.layout()
+        }
     }
 }
 
 fn check_signs(sizes: &[i64], strides: &[i64]) -> Result<(), LayoutError> {
     if sizes.len() != strides.len() {
-        return Err(LayoutError::RankMismatch { sizes: sizes.len(), strides: strides.len() });
+        return Err(LayoutError::RankMismatch {
+            sizes: sizes.len(),
+            strides: strides.len(),
+        });
     }
     for (dim, (&size, &stride)) in sizes.iter().zip(strides).enumerate() {
         if size < 0 {
@@ -205,7 +247,9 @@ fn check_signs(sizes: &[i64], strides: &[i64]) -> Result<(), LayoutError> {
 
 /// Elements of a tensor, if they can be counted in an `i64`.
 fn count(sizes: &[i64]) -> Option<u64> {
-    let elements = sizes.iter().try_fold(1i64, |product, &size| product.checked_mul(size))?;
+    let elements = sizes
+        .iter()
+        .try_fold(1i64, |product, &size| product.checked_mul(size))?;
     Some(elements.unsigned_abs())
 }
 
@@ -214,12 +258,18 @@ fn count(sizes: &[i64]) -> Option<u64> {
 pub(crate) fn join_neighbours(sizes: &[i64], strides: &[i64]) -> Dims {
     let mut dims = Dims::new();
     for (size, stride) in sizes.iter().zip(strides).filter(|&(&size, _)| size != 1) {
-        let dim = Dim { size: size.unsigned_abs(), stride: stride.unsigned_abs() };
+        let dim = Dim {
+            size: size.unsigned_abs(),
+            stride: stride.unsigned_abs(),
+        };
         let span = dim.size.checked_mul(dim.stride);
         match dims.last_mut() {
             Some(outer) if span == Some(outer.stride) => {
                 let size = outer.size.saturating_mul(dim.size);
-                *outer = Dim { size, stride: dim.stride };
+                *outer = Dim {
+                    size,
+                    stride: dim.stride,
+                };
             }
             _ => dims.push(dim),
         }
@@ -229,5 +279,7 @@ pub(crate) fn join_neighbours(sizes: &[i64], strides: &[i64]) -> Dims {
 
 fn last_offset(dims: &[Dim]) -> Option<u64> {
     let add = |sum: u64, dim: &Dim| sum.checked_add((dim.size - 1).checked_mul(dim.stride)?);
-    dims.iter().try_fold(0, add).filter(|&last| last < OFFSET_LIMIT)
+    dims.iter()
+        .try_fold(0, add)
+        .filter(|&last| last < OFFSET_LIMIT)
 }

@@ -41,10 +41,19 @@ pub struct Conflict {
 impl Footprint {
     /// The bytes of a tensor of elements of `bytes` bytes.
     pub fn new(start: u64, bytes: u64, memory: &Memory) -> Self {
-        let element = Dim { size: bytes, stride: 1 };
-        let in_bytes = |dim: &Dim| Dim { size: dim.size, stride: dim.stride * bytes };
+        let element = Dim {
+            size: bytes,
+            stride: 1,
+        };
+        let in_bytes = |dim: &Dim| Dim {
+            size: dim.size,
+            stride: dim.stride * bytes,
+        };
         let dims = memory.dims.iter().map(in_bytes);
-        Footprint { start, dims: Memory::of(std::iter::once(element).chain(dims)).dims }
+        Footprint {
+            start,
+            dims: Memory::of(std::iter::once(element).chain(dims)).dims,
+        }
     }
 
     /// Whether the two have a byte in common.
@@ -58,7 +67,10 @@ impl Footprint {
     }
 
     fn extent(&self) -> u64 {
-        self.dims.iter().map(|dim| (dim.size - 1) * dim.stride).sum()
+        self.dims
+            .iter()
+            .map(|dim| (dim.size - 1) * dim.stride)
+            .sum()
     }
 
     /// Row length and distance of rows, for a footprint of rows.
@@ -72,7 +84,11 @@ impl Footprint {
 
 /// Finds two tensors of a list that share memory. Sorts `spans`; asks for the footprints only of tensors whose spans
 /// intersect.
-pub fn check(spans: &mut [Span], footprint: impl Fn(u32) -> Footprint, budget: &mut Budget) -> Result<(), Conflict> {
+pub fn check(
+    spans: &mut [Span],
+    footprint: impl Fn(u32) -> Footprint,
+    budget: &mut Budget,
+) -> Result<(), Conflict> {
     spans.sort_unstable_by_key(|span| (span.space, span.start));
     let mut first = 0;
     let mut reach = 0;
@@ -88,7 +104,11 @@ pub fn check(spans: &mut [Span], footprint: impl Fn(u32) -> Footprint, budget: &
 }
 
 /// Checks spans, sorted by start, of which each meets the union of those before it.
-fn check_cluster(spans: &[Span], footprint: impl Fn(u32) -> Footprint, budget: &mut Budget) -> Result<(), Conflict> {
+fn check_cluster(
+    spans: &[Span],
+    footprint: impl Fn(u32) -> Footprint,
+    budget: &mut Budget,
+) -> Result<(), Conflict> {
     if spans.len() < 2 {
         return Ok(());
     }
@@ -109,22 +129,35 @@ fn check_cluster(spans: &[Span], footprint: impl Fn(u32) -> Footprint, budget: &
 }
 
 fn conflict(one: u32, other: u32, certain: bool) -> Conflict {
-    Conflict { first: one.min(other), second: one.max(other), certain }
+    Conflict {
+        first: one.min(other),
+        second: one.max(other),
+        certain,
+    }
 }
 
 /// Whether all are rows of one stride, in column ranges of their own: the many slices of one matrix, without looking at
 /// pairs. `false` decides nothing.
 fn are_separate_columns(footprints: &[Footprint]) -> bool {
-    let Some((_, pitch)) = footprints[0].rows() else { return false };
+    let Some((_, pitch)) = footprints[0].rows() else {
+        return false;
+    };
     let column = |footprint: &Footprint| match footprint.rows() {
         Some((length, stride)) if stride == pitch => Some((footprint.start % pitch, length)),
         _ => None,
     };
-    let Some(mut columns) = footprints.iter().map(column).collect::<Option<SmallVec<[_; 16]>>>() else {
+    let Some(mut columns) = footprints
+        .iter()
+        .map(column)
+        .collect::<Option<SmallVec<[_; 16]>>>()
+    else {
         return false;
     };
     columns.sort_unstable();
     let wrapped = (columns[0].0 + pitch, columns[0].1);
     let next = columns[1..].iter().chain(std::iter::once(&wrapped));
-    columns.iter().zip(next).all(|(column, next)| column.0 + column.1 <= next.0)
+    columns
+        .iter()
+        .zip(next)
+        .all(|(column, next)| column.0 + column.1 <= next.0)
 }

@@ -70,17 +70,22 @@ impl Reason {
     /// The route that this is a reason for.
     pub const fn route(self) -> Route {
         match self {
-            Reason::Empty | Reason::Dense | Reason::Rows { .. } | Reason::Expanded { .. } => Route::Fused,
-            Reason::Device { .. } | Reason::Dims { .. } | Reason::SliceDims { .. } | Reason::Misaligned => {
-                Route::Reference
+            Reason::Empty | Reason::Dense | Reason::Rows { .. } | Reason::Expanded { .. } => {
+                Route::Fused
             }
+            Reason::Device { .. }
+            | Reason::Dims { .. }
+            | Reason::SliceDims { .. }
+            | Reason::Misaligned => Route::Reference,
         }
     }
 
     fn of_layout(layout: &Layout) -> Self {
         match *layout {
             Layout { rows: 0, .. } => Reason::Empty,
-            Layout { weight: 2.., .. } => Reason::Expanded { weight: layout.weight },
+            Layout { weight: 2.., .. } => Reason::Expanded {
+                weight: layout.weight,
+            },
             Layout { rows: 1, .. } => Reason::Dense,
             Layout { rows, .. } => Reason::Rows { rows },
         }
@@ -93,7 +98,9 @@ impl fmt::Display for Reason {
             Reason::Empty => write!(f, "no elements"),
             Reason::Dense => write!(f, "dense"),
             Reason::Rows { rows } => write!(f, "{rows} rows"),
-            Reason::Expanded { weight } => write!(f, "expanded, each address counts {weight} times"),
+            Reason::Expanded { weight } => {
+                write!(f, "expanded, each address counts {weight} times")
+            }
             Reason::Device { kind } => write!(f, "no fused engine for DLPack device type {kind}"),
             Reason::Dims { dims } => write!(f, "strided in {dims} dimensions"),
             Reason::SliceDims { dims } => write!(f, "owned slice strided in {dims} dimensions"),
@@ -132,12 +139,16 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// The chunks to sum, at most `chunk_elements` elements each.
     pub fn sum_chunks(&self, chunk_elements: u64) -> impl DoubleEndedIterator<Item = Chunk> + '_ {
-        self.sums.iter().flat_map(move |segment| segment.chunks(chunk_elements))
+        self.sums
+            .iter()
+            .flat_map(move |segment| segment.chunks(chunk_elements))
     }
 
     /// The chunks to scale, at most `chunk_elements` elements each.
     pub fn scale_chunks(&self, chunk_elements: u64) -> impl DoubleEndedIterator<Item = Chunk> + '_ {
-        self.scales.iter().flat_map(move |segment| segment.chunks(chunk_elements))
+        self.scales
+            .iter()
+            .flat_map(move |segment| segment.chunks(chunk_elements))
     }
 }
 
@@ -177,8 +188,16 @@ struct Planner {
 
 impl Planner {
     fn with_capacity(tensors: usize) -> Self {
-        let plan = Plan { tensors: Vec::with_capacity(tensors), devices: Vec::new() };
-        Planner { plan, spans: Vec::with_capacity(tensors), spaces: Vec::new(), budget: Budget::default() }
+        let plan = Plan {
+            tensors: Vec::with_capacity(tensors),
+            devices: Vec::new(),
+        };
+        Planner {
+            plan,
+            spans: Vec::with_capacity(tensors),
+            spaces: Vec::new(),
+            budget: Budget::default(),
+        }
     }
 
     fn add(&mut self, tensor: usize, descriptor: &Descriptor) -> Result<(), PlanError> {
@@ -186,7 +205,10 @@ impl Planner {
             .map_err(|error| PlanError::Layout { tensor, error })?;
         let owned = owned_range(tensor, descriptor, &strided)?;
         let reason = self.route(tensor, descriptor, &strided, owned)?;
-        self.plan.tensors.push(TensorPlan { reason, elements: strided.elements });
+        self.plan.tensors.push(TensorPlan {
+            reason,
+            elements: strided.elements,
+        });
         Ok(())
     }
 
@@ -202,7 +224,9 @@ impl Planner {
             return Ok(Reason::Empty);
         }
         if !descriptor.device.is_fusible() {
-            return Ok(Reason::Device { kind: descriptor.device.kind });
+            return Ok(Reason::Device {
+                kind: descriptor.device.kind,
+            });
         }
         let span = self.span(tensor, descriptor, strided)?;
         self.spans.push(span);
@@ -213,22 +237,40 @@ impl Planner {
             Ok(layout) => layout,
             Err(TooManyDims(dims)) => return Ok(Reason::Dims { dims }),
         };
-        Ok(match self.file(tensor as u32, descriptor, strided, layout, owned) {
-            Ok(()) => Reason::of_layout(&layout),
-            Err(TooManyDims(dims)) => Reason::SliceDims { dims },
-        })
+        Ok(
+            match self.file(tensor as u32, descriptor, strided, layout, owned) {
+                Ok(()) => Reason::of_layout(&layout),
+                Err(TooManyDims(dims)) => Reason::SliceDims { dims },
+            },
+        )
     }
 
     /// The bytes that the tensor spans.
-    fn span(&mut self, tensor: usize, descriptor: &Descriptor, strided: &Strided) -> Result<Span, PlanError> {
+    fn span(
+        &mut self,
+        tensor: usize,
+        descriptor: &Descriptor,
+        strided: &Strided,
+    ) -> Result<Span, PlanError> {
         let address = descriptor.address;
         if address == 0 {
             return Err(PlanError::NullPointer { tensor });
         }
         let extent = (strided.last + 1) * descriptor.dtype.bytes() as u64;
-        let end = address.checked_add(extent).ok_or(PlanError::AddressOverflow { tensor, address })?;
-        let space = position_or_push(&mut self.spaces, |space| *space == descriptor.device, || descriptor.device);
-        Ok(Span { space: space as u32, tensor: tensor as u32, start: address, end })
+        let end = address
+            .checked_add(extent)
+            .ok_or(PlanError::AddressOverflow { tensor, address })?;
+        let space = position_or_push(
+            &mut self.spaces,
+            |space| *space == descriptor.device,
+            || descriptor.device,
+        );
+        Ok(Span {
+            space: space as u32,
+            tensor: tensor as u32,
+            start: address,
+            end,
+        })
     }
 
     /// Files the segments of a fused tensor under its device.
@@ -240,20 +282,39 @@ impl Planner {
         layout: Layout,
         owned: Option<Range<u64>>,
     ) -> Result<(), TooManyDims> {
-        let segment = Segment { tensor, dtype: descriptor.dtype, address: descriptor.address, layout };
-        let pieces = owned.map(|owned| slice::pieces(strided, owned)).transpose()?;
+        let segment = Segment {
+            tensor,
+            dtype: descriptor.dtype,
+            address: descriptor.address,
+            layout,
+        };
+        let pieces = owned
+            .map(|owned| slice::pieces(strided, owned))
+            .transpose()?;
         let device = self.device_plan(descriptor.device);
         match pieces {
             None => device.sums.push(segment),
-            Some(pieces) => device.sums.extend(pieces.iter().map(|piece| part(&segment, piece))),
+            Some(pieces) => device
+                .sums
+                .extend(pieces.iter().map(|piece| part(&segment, piece))),
         }
-        device.scales.push(Segment { layout: Layout { weight: 1, ..layout }, ..segment });
+        device.scales.push(Segment {
+            layout: Layout {
+                weight: 1,
+                ..layout
+            },
+            ..segment
+        });
         Ok(())
     }
 
     fn device_plan(&mut self, device: Device) -> &mut DevicePlan {
         let devices = &mut self.plan.devices;
-        let new = || DevicePlan { device, sums: Vec::new(), scales: Vec::new() };
+        let new = || DevicePlan {
+            device,
+            sums: Vec::new(),
+            scales: Vec::new(),
+        };
         let position = position_or_push(devices, |plan| plan.device == device, new);
         &mut devices[position]
     }
@@ -267,11 +328,19 @@ impl Planner {
 }
 
 /// The owned elements, checked; `None` if these are all.
-fn owned_range(tensor: usize, descriptor: &Descriptor, strided: &Strided) -> Result<Option<Range<u64>>, PlanError> {
+fn owned_range(
+    tensor: usize,
+    descriptor: &Descriptor,
+    strided: &Strided,
+) -> Result<Option<Range<u64>>, PlanError> {
     let elements = strided.elements;
     match descriptor.owned.clone() {
         Some(owned) if owned.start > owned.end || owned.end > elements => {
-            Err(PlanError::OwnedRange { tensor, owned, elements })
+            Err(PlanError::OwnedRange {
+                tensor,
+                owned,
+                elements,
+            })
         }
         owned => Ok(owned.filter(|owned| *owned != (0..elements))),
     }
@@ -280,21 +349,34 @@ fn owned_range(tensor: usize, descriptor: &Descriptor, strided: &Strided) -> Res
 /// A complex number is aligned as its parts.
 fn is_aligned(descriptor: &Descriptor) -> bool {
     let parts = if descriptor.dtype.is_complex() { 2 } else { 1 };
-    descriptor.address.is_multiple_of((descriptor.dtype.bytes() / parts) as u64)
+    descriptor
+        .address
+        .is_multiple_of((descriptor.dtype.bytes() / parts) as u64)
 }
 
 fn part(whole: &Segment, piece: &slice::Piece) -> Segment {
     let address = whole.address + piece.offset * whole.dtype.bytes() as u64;
-    Segment { address, layout: piece.layout, ..*whole }
+    Segment {
+        address,
+        layout: piece.layout,
+        ..*whole
+    }
 }
 
 /// The footprint of a tensor that [`Strided::new`] has accepted.
 fn footprint(descriptor: &Descriptor) -> Footprint {
-    let memory = Memory::of(layout::join_neighbours(&descriptor.sizes, &descriptor.strides));
+    let memory = Memory::of(layout::join_neighbours(
+        &descriptor.sizes,
+        &descriptor.strides,
+    ));
     Footprint::new(descriptor.address, descriptor.dtype.bytes() as u64, &memory)
 }
 
-fn position_or_push<T>(items: &mut Vec<T>, is_wanted: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
+fn position_or_push<T>(
+    items: &mut Vec<T>,
+    is_wanted: impl Fn(&T) -> bool,
+    new: impl FnOnce() -> T,
+) -> usize {
     items.iter().position(is_wanted).unwrap_or_else(|| {
         items.push(new());
         items.len() - 1

@@ -73,7 +73,11 @@ impl PlanError {
                 "gradient of {} at address {address:#x} does not fit into memory; check its sizes and strides",
                 name(*tensor)
             ),
-            PlanError::OwnedRange { tensor, owned, elements } => format!(
+            PlanError::OwnedRange {
+                tensor,
+                owned,
+                elements,
+            } => format!(
                 "owned elements {}..{} of the gradient of {} are no range of its {elements} elements; \
                  pass start <= end <= {elements}",
                 owned.start,
@@ -92,7 +96,10 @@ impl PlanError {
                 name(*second)
             ),
             PlanError::TooManyTensors { tensors } => {
-                format!("{tensors} gradients are more than one plan takes; pass at most {}", u32::MAX)
+                format!(
+                    "{tensors} gradients are more than one plan takes; pass at most {}",
+                    u32::MAX
+                )
             }
         }
     }

@@ -50,7 +50,8 @@ fn widest_block(logical: &[Dim], at: u64, end: u64) -> (usize, u64) {
 /// How many steps of the first of `dims` fit before `end` and before its next wrap-around.
 fn blocks_until(end: u64, at: u64, block: u64, dims: &[Dim]) -> u64 {
     let fitting = (end - at) / block;
-    dims.first().map_or(fitting, |dim| fitting.min(dim.size - at / block % dim.size))
+    dims.first()
+        .map_or(fitting, |dim| fitting.min(dim.size - at / block % dim.size))
 }
 
 /// `count` steps of dimension `index` from logical element `at`, with all of the dimensions inside it.
@@ -59,7 +60,10 @@ fn piece(logical: &[Dim], at: u64, index: usize, count: u64) -> Result<Piece, To
     if let Some(first) = dims.first_mut() {
         first.size = count;
     }
-    Ok(Piece { offset: offset_of(logical, at), layout: Memory::of(dims).layout()? })
+    Ok(Piece {
+        offset: offset_of(logical, at),
+        layout: Memory::of(dims).layout()?,
+    })
 }
 
 /// Offset in memory of logical element `at`.

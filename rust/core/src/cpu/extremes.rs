@@ -35,7 +35,10 @@ impl<T: Element> Kernel for NonZeros<'_, T> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) -> usize {
-        self.0.iter().filter(|x| x.magnitude_bits() != T::LOWEST).count()
+        self.0
+            .iter()
+            .filter(|x| x.magnitude_bits() != T::LOWEST)
+            .count()
     }
 }
 

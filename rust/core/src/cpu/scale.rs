@@ -69,11 +69,19 @@ unsafe fn change_chunk(chunk: &Chunk, change: Change, simd: Simd) {
     // SAFETY: the chunk's dtype names what its address points at; the rest is the caller's contract.
     unsafe {
         match chunk.dtype {
-            DType::F16 => change_rows(chunk, 1, |block: &mut [f16]| change_half(block, change, simd)),
-            DType::Bf16 => change_rows(chunk, 1, |block| dispatch(simd, Narrow::<bf16> { block, change })),
-            DType::F32 => change_rows(chunk, 1, |block| dispatch(simd, Narrow::<f32> { block, change })),
+            DType::F16 => change_rows(chunk, 1, |block: &mut [f16]| {
+                change_half(block, change, simd)
+            }),
+            DType::Bf16 => change_rows(chunk, 1, |block| {
+                dispatch(simd, Narrow::<bf16> { block, change })
+            }),
+            DType::F32 => change_rows(chunk, 1, |block| {
+                dispatch(simd, Narrow::<f32> { block, change })
+            }),
             DType::F64 => change_rows(chunk, 1, |block| dispatch(simd, Wide { block, change })),
-            DType::C64 => change_rows(chunk, 2, |block| dispatch(simd, Narrow::<f32> { block, change })),
+            DType::C64 => change_rows(chunk, 2, |block| {
+                dispatch(simd, Narrow::<f32> { block, change })
+            }),
             DType::C128 => change_rows(chunk, 2, |block| dispatch(simd, Wide { block, change })),
         }
     }
@@ -114,7 +122,13 @@ fn change_half(block: &mut [f16], change: Change, simd: Simd) {
         Change::Limit(limit) => Change::Limit(f16::from_f64(limit).to_f64()),
         times => times,
     };
-    dispatch(simd, Narrow::<f32> { block: wide, change });
+    dispatch(
+        simd,
+        Narrow::<f32> {
+            block: wide,
+            change,
+        },
+    );
     block.convert_from_f32_slice(wide);
 }
 
@@ -147,7 +161,11 @@ impl ThroughFloat for bf16 {
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
-        bf16::from_bits(if value.is_nan() { 0x7FC0 } else { rounded as u16 })
+        bf16::from_bits(if value.is_nan() {
+            0x7FC0
+        } else {
+            rounded as u16
+        })
     }
 }
 
@@ -175,11 +193,15 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
         match self.change {
             Change::Times(factor) => {
                 let factor = factor as f32;
-                self.block.iter_mut().for_each(|x| *x = T::narrow(x.widen() * factor));
+                self.block
+                    .iter_mut()
+                    .for_each(|x| *x = T::narrow(x.widen() * factor));
             }
             Change::Limit(limit) => {
                 let limit = T::narrow(limit as f32).widen();
-                self.block.iter_mut().for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
+                self.block
+                    .iter_mut()
+                    .for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
             }
         }
     }

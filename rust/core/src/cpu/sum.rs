@@ -48,17 +48,30 @@ pub unsafe fn sum(chunks: &[Chunk], pass: Pass, threads: Threads) -> Sums {
     if !threads.are_many() || elements(chunks) < WORTH_A_THREAD {
         return chunks.iter().fold(Sums::default(), one);
     }
-    threads.run(|| chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged))
+    threads.run(|| {
+        chunks
+            .par_iter()
+            .fold(Sums::default, one)
+            .reduce(Sums::default, merged)
+    })
 }
 
 /// The sums of each of `tensors` tensors, by the chunks' tensor index.
 ///
 /// # Safety
 /// As [`sum`].
-pub unsafe fn sum_each(chunks: &[Chunk], tensors: usize, pass: Pass, threads: Threads) -> Vec<Sums> {
+pub unsafe fn sum_each(
+    chunks: &[Chunk],
+    tensors: usize,
+    pass: Pass,
+    threads: Threads,
+) -> Vec<Sums> {
     let groups: Vec<&[Chunk]> = chunks.chunk_by(|a, b| a.tensor == b.tensor).collect();
-    // SAFETY: the caller's contract is handed on.
-    let one = |group: &&[Chunk]| (group[0].tensor as usize, unsafe { sum(group, pass, threads) });
+    let one = |group: &&[Chunk]| {
+        // SAFETY: the caller's contract is handed on.
+        let sums = unsafe { sum(group, pass, threads) };
+        (group[0].tensor as usize, sums)
+    };
     let parts: Vec<(usize, Sums)> = if threads.are_many() && elements(chunks) >= WORTH_A_THREAD {
         threads.run(|| groups.par_iter().map(one).collect())
     } else {
@@ -85,7 +98,10 @@ fn merged(mut a: Sums, b: Sums) -> Sums {
 /// As [`sum`].
 unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
     if chunk.weight != 1 {
-        let once = Chunk { weight: 1, ..*chunk };
+        let once = Chunk {
+            weight: 1,
+            ..*chunk
+        };
         let mut part = Sums::default();
         // SAFETY: the same memory.
         unsafe { add_chunk(&once, pass, &mut part) };
@@ -95,11 +111,21 @@ unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
     unsafe {
         match chunk.dtype {
             DType::F16 => rows::<f16>(chunk, 1).for_each_block(|block| add_half(block, pass, sums)),
-            DType::Bf16 => rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
-            DType::F32 => rows::<f32>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
-            DType::F64 => rows::<f64>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
-            DType::C64 => rows::<f32>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
-            DType::C128 => rows::<f64>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
+            DType::Bf16 => {
+                rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
+            }
+            DType::F32 => {
+                rows::<f32>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
+            }
+            DType::F64 => {
+                rows::<f64>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
+            }
+            DType::C64 => {
+                rows::<f32>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums))
+            }
+            DType::C128 => {
+                rows::<f64>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums))
+            }
         }
     }
 }
@@ -149,8 +175,12 @@ fn add_block<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
         return add_irregular(block, pass.kind, sums);
     }
     match pass.kind {
-        NormKind::Count => sums.limbs.deposit(dispatch(pass.simd, NonZeros(block)) as i128, 0),
-        NormKind::Max => sums.extreme = sums.extreme.max(extreme_key(span.largest(), NormKind::Max)),
+        NormKind::Count => sums
+            .limbs
+            .deposit(dispatch(pass.simd, NonZeros(block)) as i128, 0),
+        NormKind::Max => {
+            sums.extreme = sums.extreme.max(extreme_key(span.largest(), NormKind::Max))
+        }
         _ if span.is_zero() => {}
         NormKind::Sum => add_magnitudes(block, &span, pass.simd, &mut sums.limbs),
         _ => add_squares(block, &span, pass.simd, &mut sums.limbs),
@@ -170,7 +200,15 @@ fn add_smallest<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
 
 fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     let mut terms = [0.0; BLOCK];
-    dispatch(pass.simd, Terms { block, kind: pass.kind, scale: pass.scale, terms: &mut terms });
+    dispatch(
+        pass.simd,
+        Terms {
+            block,
+            kind: pass.kind,
+            scale: pass.scale,
+            terms: &mut terms,
+        },
+    );
     count_exceptions(block, &terms, pass.kind, pass.scale.is_none(), sums);
     let terms = &terms[..block.len()];
     let span = dispatch(pass.simd, Measure(terms));
@@ -185,11 +223,46 @@ macro_rules! by_levels {
             Some(window) if window.levels() <= 8 => {
                 let (block, limbs) = ($block, $limbs);
                 match window.levels() {
-                    1 => dispatch($simd, $kernel::<T, 1> { block, window, limbs }),
-                    2 => dispatch($simd, $kernel::<T, 2> { block, window, limbs }),
-                    3 => dispatch($simd, $kernel::<T, 3> { block, window, limbs }),
-                    4..=5 => dispatch($simd, $kernel::<T, 5> { block, window, limbs }),
-                    _ => dispatch($simd, $kernel::<T, 8> { block, window, limbs }),
+                    1 => dispatch(
+                        $simd,
+                        $kernel::<T, 1> {
+                            block,
+                            window,
+                            limbs,
+                        },
+                    ),
+                    2 => dispatch(
+                        $simd,
+                        $kernel::<T, 2> {
+                            block,
+                            window,
+                            limbs,
+                        },
+                    ),
+                    3 => dispatch(
+                        $simd,
+                        $kernel::<T, 3> {
+                            block,
+                            window,
+                            limbs,
+                        },
+                    ),
+                    4..=5 => dispatch(
+                        $simd,
+                        $kernel::<T, 5> {
+                            block,
+                            window,
+                            limbs,
+                        },
+                    ),
+                    _ => dispatch(
+                        $simd,
+                        $kernel::<T, 8> {
+                            block,
+                            window,
+                            limbs,
+                        },
+                    ),
                 }
             }
             _ => $slow,
@@ -199,12 +272,26 @@ macro_rules! by_levels {
 
 fn add_magnitudes<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
     let window = Window::new(span.top_exponent() + 1, span.unit_exponent());
-    by_levels!(Magnitudes, block, window, simd, limbs, deposit_each(block, 1, limbs));
+    by_levels!(
+        Magnitudes,
+        block,
+        window,
+        simd,
+        limbs,
+        deposit_each(block, 1, limbs)
+    );
 }
 
 fn add_squares<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
     let window = Window::new(2 * (span.top_exponent() + 1), 2 * span.unit_exponent());
-    by_levels!(Squares, block, window, simd, limbs, deposit_each(block, 2, limbs));
+    by_levels!(
+        Squares,
+        block,
+        window,
+        simd,
+        limbs,
+        deposit_each(block, 2, limbs)
+    );
 }
 
 /// A block with NaN or infinities in it.
@@ -223,7 +310,11 @@ fn deposit_each<T: Element>(block: &[T], power: u32, limbs: &mut Limbs) {
     for bits in block.iter().map(|x| x.widen().abs().to_bits()) {
         let biased = (bits >> FRACTION_BITS) as i32;
         let fraction = bits & ((1 << FRACTION_BITS) - 1);
-        let whole = i128::from(if biased == 0 { fraction } else { fraction | 1 << FRACTION_BITS });
+        let whole = i128::from(if biased == 0 {
+            fraction
+        } else {
+            fraction | 1 << FRACTION_BITS
+        });
         let exponent = biased.max(1) - 1023 - FRACTION_BITS;
         if biased != 0x7FF {
             limbs.deposit(whole.pow(power), exponent * power as i32);

@@ -88,7 +88,10 @@ impl<const LEVELS: usize> Lanes<LEVELS> {
     fn deposit(&self, window: &Window, limbs: &mut Limbs) {
         for (level, tops) in self.0.iter().enumerate() {
             let start = window.start(level).to_bits();
-            let units = tops.iter().map(|top| top.to_bits().wrapping_sub(start) as i64).sum::<i64>();
+            let units = tops
+                .iter()
+                .map(|top| top.to_bits().wrapping_sub(start) as i64)
+                .sum::<i64>();
             limbs.deposit(i128::from(units), window.grid(level));
         }
     }
@@ -139,7 +142,10 @@ impl<T: Element, const LEVELS: usize> Kernel for Squares<'_, T, LEVELS> {
 }
 
 #[inline(always)]
-fn add_squares<T: Element, const LEVELS: usize, const FMA: bool>(tops: &mut Lanes<LEVELS>, group: &[T; LANES]) {
+fn add_squares<T: Element, const LEVELS: usize, const FMA: bool>(
+    tops: &mut Lanes<LEVELS>,
+    group: &[T; LANES],
+) {
     let x = group.map(T::widen);
     if T::SQUARE_IS_EXACT && FMA && LEVELS > 1 {
         add_fused(tops, x);

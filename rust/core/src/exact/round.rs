@@ -97,7 +97,9 @@ fn round_half(doubled: u64, exact: bool) -> f64 {
 /// The sum to the power 1 / `degree`, times 2^`exponent`, rounded to float64 from 100 bits.
 pub fn root(limbs: &Limbs, degree: f64, exponent: i32) -> f64 {
     let bits = Bits(limbs.carried());
-    let Some(top) = bits.top() else { return if degree < 0.0 { f64::INFINITY } else { 0.0 } };
+    let Some(top) = bits.top() else {
+        return if degree < 0.0 { f64::INFINITY } else { 0.0 };
+    };
     let (mantissa, shift) = leading(&bits, top).root(top + BASE, degree);
     times_power_of_two(mantissa.hi + mantissa.lo, shift.saturating_add(exponent))
 }
@@ -107,5 +109,8 @@ fn leading(bits: &Bits, top: i32) -> DoubleDouble {
     let place = (top - 105).max(0);
     let leading = bits.above(place) << (105 - (top - place));
     let (high, low) = ((leading >> 53) as u64, (leading as u64) & ((1 << 53) - 1));
-    DoubleDouble::fast_sum(high as f64 * power_of_two(-52), low as f64 * power_of_two(-105))
+    DoubleDouble::fast_sum(
+        high as f64 * power_of_two(-52),
+        low as f64 * power_of_two(-105),
+    )
 }

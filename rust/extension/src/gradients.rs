@@ -1,0 +1,269 @@
+//! `Gradients`: a list of gradients, read and planned, with the CPU engine behind it.
+
+use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
+use gradclip_core::plan::{Chunk, DevicePlan, Plan, Route};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString};
+
+use crate::errors::plan_error;
+use crate::sums::{PowerScale, Sums, kind};
+use crate::tensors::{Gradient, Names, gradients_from, gradients_of};
+
+/// Elements of a chunk on the CPU: enough to outweigh its limbs, few enough to balance threads.
+const CPU_CHUNK: u64 = 64 * 1024;
+
+/// One row of `Gradients.describe`.
+type Row = (usize, &'static str, String, u64);
+
+/// Gradients that were read, checked and planned; nothing was written. Memory is borrowed from the tensors, which
+/// this object keeps alive.
+#[pyclass(frozen, module = "gradclip._core")]
+pub struct Gradients {
+    gradients: Vec<Gradient>,
+    plan: Plan,
+    /// For each planned tensor, its place in `gradients`.
+    planned: Vec<usize>,
+}
+
+#[pymethods]
+impl Gradients {
+    /// The gradients that parameters hold in `attribute`: each parameter once, those without one left out.
+    ///
+    /// Raises `TypeError` for dtypes without a norm, `ValueError` for memory that overlaps.
+    #[staticmethod]
+    fn of(
+        parameters: &Bound<'_, PyList>,
+        attribute: &Bound<'_, PyString>,
+        names: Option<Py<PyList>>,
+    ) -> PyResult<Self> {
+        let names = Names(names);
+        Self::new(
+            parameters.py(),
+            gradients_of(parameters, attribute, &names)?,
+            &names,
+        )
+    }
+
+    /// Raw tensors, each object once; `owned` gives the logical elements [start, end) that are counted of each.
+    #[staticmethod]
+    #[pyo3(signature = (tensors, names=None, owned=None))]
+    fn from_tensors(
+        tensors: &Bound<'_, PyList>,
+        names: Option<Py<PyList>>,
+        owned: Option<Vec<Option<(u64, u64)>>>,
+    ) -> PyResult<Self> {
+        let names = Names(names);
+        Self::new(
+            tensors.py(),
+            gradients_from(tensors, owned, &names)?,
+            &names,
+        )
+    }
+
+    fn __len__(&self) -> usize {
+        self.gradients.len()
+    }
+
+    /// All gradient tensors, in list order.
+    #[getter]
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.gradients.iter().map(|gradient| &gradient.tensor))
+    }
+
+    /// For each gradient, the position of its parameter in the caller's list.
+    #[getter]
+    fn positions(&self) -> Vec<usize> {
+        self.gradients
+            .iter()
+            .map(|gradient| gradient.position)
+            .collect()
+    }
+
+    /// Places in `tensors` of those that torch operations must handle.
+    #[getter]
+    fn foreign(&self) -> Vec<usize> {
+        let mut places: Vec<usize> = (0..self.gradients.len())
+            .filter(|&place| self.gradients[place].descriptor.is_none())
+            .collect();
+        let routed = self.plan.tensors.iter().zip(&self.planned);
+        places.extend(
+            routed
+                .filter(|(tensor, _)| tensor.route() == Route::Reference)
+                .map(|(_, &place)| place),
+        );
+        places.sort_unstable();
+        places
+    }
+
+    /// Whether a planned gradient is float64 or complex128.
+    #[getter]
+    fn has_double(&self) -> bool {
+        self.gradients
+            .iter()
+            .flat_map(|gradient| &gradient.descriptor)
+            .any(|d| d.dtype.is_double())
+    }
+
+    /// Whether a planned gradient is complex; its place in `tensors`.
+    #[getter]
+    fn first_complex(&self) -> Option<usize> {
+        let is_complex = |gradient: &Gradient| {
+            gradient
+                .descriptor
+                .as_ref()
+                .is_some_and(|d| d.dtype.is_complex())
+        };
+        self.gradients.iter().position(is_complex)
+    }
+
+    /// Whether fused work lies on a CUDA device.
+    #[getter]
+    fn on_cuda(&self) -> bool {
+        self.plan
+            .devices
+            .iter()
+            .any(|device| device.device.is_cuda())
+    }
+
+    /// Sums of the gradients that the CPU engine handles, on at most `threads` threads.
+    #[pyo3(signature = (norm_type, threads, scale=None))]
+    fn sums(
+        &self,
+        py: Python<'_>,
+        norm_type: f64,
+        threads: usize,
+        scale: Option<&PowerScale>,
+    ) -> PyResult<Sums> {
+        let pass = Pass {
+            kind: kind(norm_type)?,
+            scale: scale.map(|scale| scale.0),
+            simd: detect(),
+        };
+        Ok(Sums(py.detach(|| {
+            let chunks = self.sum_chunks();
+            // SAFETY: the chunks describe tensors that `self` keeps alive; users of torch do not write gradients
+            // while they are clipped.
+            unsafe { sum(&chunks, pass, Threads::new(threads)) }
+        })))
+    }
+
+    /// Sums of each gradient apart, in list order; empty sums for those that the CPU engine does not handle.
+    #[pyo3(signature = (norm_type, threads, scale=None))]
+    fn sums_each(
+        &self,
+        py: Python<'_>,
+        norm_type: f64,
+        threads: usize,
+        scale: Option<&PowerScale>,
+    ) -> PyResult<Vec<Sums>> {
+        let pass = Pass {
+            kind: kind(norm_type)?,
+            scale: scale.map(|scale| scale.0),
+            simd: detect(),
+        };
+        let planned = py.detach(|| {
+            let chunks = self.sum_chunks();
+            // SAFETY: as in `sums`.
+            unsafe { sum_each(&chunks, self.planned.len(), pass, Threads::new(threads)) }
+        });
+        let mut each: Vec<Sums> = (0..self.gradients.len())
+            .map(|_| Sums(Default::default()))
+            .collect();
+        for (sums, &place) in planned.into_iter().zip(&self.planned) {
+            each[place].0 = sums;
+        }
+        Ok(each)
+    }
+
+    /// Multiplies the gradients that the CPU engine handles by `factor`; a factor of 1 writes nothing.
+    fn scale(&self, py: Python<'_>, factor: f64, threads: usize) {
+        if factor != 1.0 {
+            // SAFETY: the plan refused tensors that overlap, `self` keeps them alive, and users of torch do not use
+            // gradients while they are clipped.
+            py.detach(|| unsafe {
+                scale(
+                    &self.scale_chunks(),
+                    factor,
+                    detect(),
+                    Threads::new(threads),
+                )
+            });
+        }
+    }
+
+    /// Limits the elements that the CPU engine handles to [-limit, limit].
+    fn clamp(&self, py: Python<'_>, limit: f64, threads: usize) {
+        // SAFETY: as in `scale`.
+        py.detach(|| unsafe {
+            clamp(&self.scale_chunks(), limit, detect(), Threads::new(threads))
+        });
+    }
+
+    /// For each planned gradient: its place in `tensors`, route, reason and number of CPU chunks.
+    fn describe(&self) -> Vec<Row> {
+        let mut chunks = vec![0; self.planned.len()];
+        for chunk in self
+            .plan
+            .devices
+            .iter()
+            .flat_map(|device| device.scale_chunks(CPU_CHUNK))
+        {
+            chunks[chunk.tensor as usize] += 1;
+        }
+        let rows = self.plan.tensors.iter().zip(&self.planned).zip(chunks);
+        rows.map(|((tensor, &place), chunks)| {
+            (
+                place,
+                route(tensor.route()),
+                tensor.reason.to_string(),
+                chunks,
+            )
+        })
+        .collect()
+    }
+}
+
+impl Gradients {
+    fn new(py: Python<'_>, gradients: Vec<Gradient>, names: &Names) -> PyResult<Self> {
+        let planned: Vec<usize> = (0..gradients.len())
+            .filter(|&place| gradients[place].descriptor.is_some())
+            .collect();
+        let descriptors: Vec<_> = gradients
+            .iter()
+            .filter_map(|gradient| gradient.descriptor.clone())
+            .collect();
+        let name = |tensor: usize| names.of(py, gradients[planned[tensor]].position);
+        let plan = Plan::new(&descriptors).map_err(|error| plan_error(&error, name))?;
+        Ok(Gradients {
+            gradients,
+            plan,
+            planned,
+        })
+    }
+
+    fn cpu(&self) -> impl Iterator<Item = &DevicePlan> {
+        self.plan
+            .devices
+            .iter()
+            .filter(|device| device.device.is_cpu())
+    }
+
+    fn sum_chunks(&self) -> Vec<Chunk> {
+        self.cpu()
+            .flat_map(|device| device.sum_chunks(CPU_CHUNK))
+            .collect()
+    }
+
+    fn scale_chunks(&self) -> Vec<Chunk> {
+        self.cpu()
+            .flat_map(|device| device.scale_chunks(CPU_CHUNK))
+            .collect()
+    }
+}
+
+fn route(route: Route) -> &'static str {
+    match route {
+        Route::Fused => "fused",
+        Route::Reference => "reference",
+    }
+}
