@@ -103,3 +103,90 @@ impl Cut {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offset in elements, rows, row length and row stride of each chunk of at most 64 elements.
+    fn cuts(rows: u64, row_length: u64, row_stride: u64) -> Vec<[u64; 4]> {
+        let layout = Layout {
+            rows,
+            row_length,
+            row_stride,
+            weight: 3,
+        };
+        let segment = Segment {
+            tensor: 0,
+            dtype: DType::F32,
+            address: 256,
+            layout,
+        };
+        let flat = |chunk: Chunk| {
+            assert_eq!(chunk.weight, 3);
+            [
+                (chunk.address - 256) / 4,
+                chunk.rows,
+                chunk.row_length,
+                chunk.row_stride,
+            ]
+        };
+        segment.chunks(64).map(flat).collect()
+    }
+
+    #[test]
+    fn runs_are_cut_at_multiples_of_the_chunk() {
+        assert_eq!(cuts(1, 64, 64), [[0, 1, 64, 64]]);
+        assert_eq!(
+            cuts(1, 130, 130),
+            [[0, 1, 64, 64], [64, 1, 64, 64], [128, 1, 2, 2]]
+        );
+    }
+
+    #[test]
+    fn short_rows_stay_whole() {
+        assert_eq!(
+            cuts(5, 30, 100),
+            [[0, 2, 30, 100], [200, 2, 30, 100], [400, 1, 30, 30]]
+        );
+        assert_eq!(cuts(70, 1, 2), [[0, 64, 1, 2], [128, 6, 1, 2]]);
+    }
+
+    #[test]
+    fn long_rows_are_cut_within() {
+        assert_eq!(
+            cuts(2, 65, 100),
+            [
+                [0, 1, 64, 64],
+                [64, 1, 1, 1],
+                [100, 1, 64, 64],
+                [164, 1, 1, 1]
+            ]
+        );
+    }
+
+    #[test]
+    fn nothing_gives_no_chunk() {
+        assert_eq!(cuts(0, 0, 0), [[0; 4]; 0]);
+    }
+
+    #[test]
+    fn elements_past_32_bits_are_counted_in_full() {
+        let layout = Layout {
+            rows: 1,
+            row_length: (1 << 33) + 5,
+            row_stride: (1 << 33) + 5,
+            weight: 1,
+        };
+        let mut chunks = Segment {
+            tensor: 0,
+            dtype: DType::C128,
+            address: 16,
+            layout,
+        }
+        .chunks(1 << 18);
+        assert_eq!(chunks.len(), (1 << 15) + 1);
+        let last = chunks.next_back().unwrap();
+        assert_eq!((last.address, last.row_length), (16 + (16 << 33), 5));
+    }
+}

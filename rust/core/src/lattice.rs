@@ -27,9 +27,9 @@ pub struct Budget(pub u32);
 pub struct Undecided;
 
 impl Default for Budget {
-    /// A tenth of a second or so at the very worst, for a whole plan.
+    /// Some 40 ms of search, for a whole plan.
     fn default() -> Self {
-        Budget(1 << 20)
+        Budget(1 << 17)
     }
 }
 
@@ -59,18 +59,14 @@ pub fn contains(mut dims: Dims, target: i128, budget: &mut Budget) -> Result<boo
 /// of `stride`. Leaves the dimensions sorted by stride.
 fn absorb(dims: &mut Dims) {
     dims.sort_unstable_by_key(|dim| dim.stride);
-    let mut merged = Dims::new();
-    for &dim in dims.iter() {
-        match merged.last_mut() {
-            Some(fine)
-                if dim.stride % fine.stride == 0 && dim.stride / fine.stride <= fine.size =>
-            {
-                fine.size += dim.stride / fine.stride * (dim.size - 1);
-            }
-            _ => merged.push(dim),
+    dims.dedup_by(|coarse, fine| {
+        let steps = coarse.stride / fine.stride;
+        let closes = coarse.stride % fine.stride == 0 && steps <= fine.size;
+        if closes {
+            fine.size += steps * (coarse.size - 1);
         }
-    }
-    *dims = merged;
+        closes
+    });
 }
 
 /// Whether the strided set of `dims` (sorted by stride) meets `low..=high`.

@@ -1,6 +1,5 @@
 //! Sizes and strides -> one run or rows of equal runs.
 
-use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::lattice::{self, Budget, Dim, Dims, Undecided};
@@ -101,20 +100,25 @@ pub struct Memory {
 impl Memory {
     /// Takes the expanded dimensions out, sorts by stride, and joins what continues without a gap.
     pub fn of(dims: impl IntoIterator<Item = Dim>) -> Self {
-        let (expanded, mut strided): (SmallVec<[Dim; 4]>, Dims) =
-            dims.into_iter().partition(|dim| dim.stride == 0);
-        strided.sort_unstable_by_key(|dim| dim.stride);
         let mut memory = Memory {
             dims: Dims::new(),
-            weight: expanded.iter().map(|dim| dim.size).product(),
+            weight: 1,
         };
-        for dim in strided {
-            match memory.dims.last_mut() {
-                Some(inner) if inner.size * inner.stride == dim.stride => inner.size *= dim.size,
-                _ if dim.size > 1 => memory.dims.push(dim),
-                _ => {}
+        for dim in dims {
+            match dim {
+                Dim { stride: 0, size } => memory.weight *= size,
+                Dim { size: 1, .. } => {}
+                _ => memory.dims.push(dim),
             }
         }
+        memory.dims.sort_unstable_by_key(|dim| dim.stride);
+        memory.dims.dedup_by(|outer, inner| {
+            let continues = inner.size * inner.stride == outer.stride;
+            if continues {
+                inner.size *= outer.size;
+            }
+            continues
+        });
         memory
     }
 
@@ -282,4 +286,113 @@ fn last_offset(dims: &[Dim]) -> Option<u64> {
     dims.iter()
         .try_fold(0, add)
         .filter(|&last| last < OFFSET_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(sizes: &[i64], strides: &[i64]) -> Result<Layout, TooManyDims> {
+        Strided::new(sizes, strides, &mut Budget::default())
+            .unwrap()
+            .layout()
+    }
+
+    fn refusal(sizes: &[i64], strides: &[i64]) -> LayoutError {
+        Strided::new(sizes, strides, &mut Budget::default()).unwrap_err()
+    }
+
+    fn rows(rows: u64, row_length: u64, row_stride: u64) -> Result<Layout, TooManyDims> {
+        Ok(Layout {
+            rows,
+            row_length,
+            row_stride,
+            weight: 1,
+        })
+    }
+
+    #[test]
+    fn dense_in_any_order_is_one_run() {
+        assert_eq!(layout(&[], &[]), rows(1, 1, 1));
+        assert_eq!(layout(&[2, 3, 4], &[12, 4, 1]), rows(1, 24, 24));
+        assert_eq!(layout(&[2, 3, 4], &[1, 8, 2]), rows(1, 24, 24));
+        // The stride of a single index says nothing.
+        assert_eq!(layout(&[1, 5, 1], &[-7, 1, i64::MAX]), rows(1, 5, 5));
+    }
+
+    #[test]
+    fn the_rest_is_rows() {
+        assert_eq!(layout(&[5], &[3]), rows(5, 1, 3));
+        assert_eq!(layout(&[2, 3, 4], &[30, 10, 1]), rows(6, 4, 10));
+        assert_eq!(layout(&[4, 6], &[1, 9]), rows(6, 4, 9));
+    }
+
+    #[test]
+    fn expanded_dimensions_become_a_weight() {
+        let expanded = Layout {
+            rows: 1,
+            row_length: 3,
+            row_stride: 3,
+            weight: 35,
+        };
+        assert_eq!(layout(&[7, 3, 5], &[0, 1, 0]), Ok(expanded));
+    }
+
+    #[test]
+    fn no_elements_no_rows() {
+        assert_eq!(
+            layout(&[3, 0, i64::MAX, i64::MAX], &[1, 1, 1, 1]),
+            Ok(Layout::EMPTY)
+        );
+    }
+
+    #[test]
+    fn more_dimensions_than_rows_have_are_counted() {
+        assert_eq!(layout(&[2, 2, 2], &[100, 10, 1]), Err(TooManyDims(3)));
+        assert_eq!(layout(&[2, 2], &[100, 10]), Err(TooManyDims(3)));
+    }
+
+    #[test]
+    fn only_overlapping_strides_overlap() {
+        // Interleaved, yet every address once: 0 3 6 9 and 2 later.
+        assert_eq!(layout(&[2, 4], &[2, 3]), Err(TooManyDims(3)));
+        assert_eq!(refusal(&[4, 4], &[2, 3]), LayoutError::OverlapsItself);
+        assert_eq!(refusal(&[2, 4], &[3, 1]), LayoutError::OverlapsItself);
+        assert_eq!(refusal(&[2, 2], &[5, 5]), LayoutError::OverlapsItself);
+    }
+
+    #[test]
+    fn an_undecided_overlap_is_said_to_be_one() {
+        let strides = [
+            50_000_000_350_066,
+            55_000_006_172_055,
+            61_728_394_561_728,
+            67_283_945_617_000,
+            72_839_456_170_005,
+        ];
+        let error = Strided::new(&[150; 5], &strides, &mut Budget(100)).unwrap_err();
+        assert_eq!(error, LayoutError::OverlapUndecided);
+    }
+
+    #[test]
+    fn impossible_sizes_and_strides_are_refused() {
+        assert_eq!(
+            refusal(&[2, 3], &[1]),
+            LayoutError::RankMismatch {
+                sizes: 2,
+                strides: 1
+            }
+        );
+        assert_eq!(
+            refusal(&[2, -3], &[1, 1]),
+            LayoutError::NegativeSize { dim: 1, size: -3 }
+        );
+        assert_eq!(
+            refusal(&[2, 3], &[3, -1]),
+            LayoutError::NegativeStride { dim: 1, stride: -1 }
+        );
+        assert_eq!(refusal(&[i64::MAX, 2], &[0, 0]), LayoutError::TooLarge);
+        assert_eq!(refusal(&[2], &[1 << 56]), LayoutError::TooLarge);
+        assert_eq!(refusal(&[i64::MAX], &[i64::MAX]), LayoutError::TooLarge);
+    }
 }

@@ -16,4 +16,5 @@ pub mod norm;
 pub mod overlap;
 pub mod plan;
 pub mod plan_error;
+pub mod route;
 pub mod slice;

@@ -161,3 +161,70 @@ fn are_separate_columns(footprints: &[Footprint]) -> bool {
         .zip(next)
         .all(|(column, next)| column.0 + column.1 <= next.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn footprint(start: u64, bytes: u64, dims: &[(u64, u64)]) -> Footprint {
+        let dims = dims.iter().map(|&(size, stride)| Dim { size, stride });
+        Footprint::new(start, bytes, &Memory::of(dims))
+    }
+
+    #[test]
+    fn rows_by_the_billion_are_decided_without_a_walk() {
+        let rows = |start, stride| footprint(start, 4, &[(1 << 32, stride)]);
+        let meet = |one: Footprint, other| one.meets(&other, &mut Budget(0));
+        // Distances without a common factor reach every byte in the end, those of equal rows never.
+        assert_eq!(meet(rows(4096, 1_000_003), rows(4097, 1_000_006)), Ok(true));
+        assert_eq!(
+            meet(rows(4096, 1_000_006), rows(4_004_097, 1_000_006)),
+            Ok(false)
+        );
+        assert_eq!(
+            meet(rows(4096, 1_000_000), rows(4_004_100, 3_000_000)),
+            Ok(false)
+        );
+        assert_eq!(
+            meet(rows(4096, 1_000_000), rows(4_004_099, 3_000_000)),
+            Ok(true)
+        );
+    }
+
+    #[test]
+    fn an_undecided_pair_is_a_conflict_that_is_not_certain() {
+        let dims = [(40, 1_000_003), (40, 1_100_009), (40, 1_210_001)];
+        let list = [footprint(64, 4, &dims), footprint(71, 4, &dims)];
+        let span = |tensor| Span {
+            space: 0,
+            tensor,
+            start: 64 + 7 * u64::from(tensor),
+            end: 200_000_000,
+        };
+        let verdict = check(
+            &mut [span(1), span(0)],
+            |tensor| list[tensor as usize].clone(),
+            &mut Budget(3),
+        );
+        assert_eq!(
+            verdict,
+            Err(Conflict {
+                first: 0,
+                second: 1,
+                certain: false
+            })
+        );
+    }
+
+    #[test]
+    fn columns_of_a_matrix_are_seen_to_be_separate() {
+        let column = |start, width| footprint(start, 4, &[(width, 1), (8, 16)]);
+        assert!(are_separate_columns(&[
+            column(64, 3),
+            column(76, 10),
+            column(116, 3)
+        ]));
+        assert!(!are_separate_columns(&[column(64, 4), column(76, 10)]));
+        assert!(!are_separate_columns(&[column(64, 3), column(76, 14)]));
+    }
+}

@@ -1,6 +1,5 @@
 //! Descriptors -> a route for each tensor, and the segments of the fused ones by device.
 
-use std::fmt;
 use std::ops::Range;
 
 use crate::lattice::Budget;
@@ -11,103 +10,7 @@ use crate::slice;
 pub use crate::chunk::{Chunk, Segment};
 pub use crate::descriptor::{Descriptor, Device};
 pub use crate::plan_error::PlanError;
-
-/// Who works on a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// The fused engines: the tensor's chunks are in the plan.
-    Fused,
-    /// Torch operations, slice by slice: the plan holds no chunk of it.
-    Reference,
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Route::Fused => "fused",
-            Route::Reference => "reference",
-        })
-    }
-}
-
-/// Why a tensor goes its route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// No elements.
-    Empty,
-    /// One run, in whatever order of dimensions.
-    Dense,
-    /// Rows of one length and distance.
-    Rows {
-        /// Number of rows.
-        rows: u64,
-    },
-    /// Expanded dimensions: each address is read once, and weighs their size.
-    Expanded {
-        /// Logical elements an address.
-        weight: u64,
-    },
-    /// A device without a fused engine.
-    Device {
-        /// The DLPack device type.
-        kind: i32,
-    },
-    /// More strided dimensions than rows have.
-    Dims {
-        /// How many.
-        dims: usize,
-    },
-    /// An owned slice that is strided in more dimensions than rows have.
-    SliceDims {
-        /// How many.
-        dims: usize,
-    },
-    /// An address that is no multiple of the element's alignment.
-    Misaligned,
-}
-
-impl Reason {
-    /// The route that this is a reason for.
-    pub const fn route(self) -> Route {
-        match self {
-            Reason::Empty | Reason::Dense | Reason::Rows { .. } | Reason::Expanded { .. } => {
-                Route::Fused
-            }
-            Reason::Device { .. }
-            | Reason::Dims { .. }
-            | Reason::SliceDims { .. }
-            | Reason::Misaligned => Route::Reference,
-        }
-    }
-
-    fn of_layout(layout: &Layout) -> Self {
-        match *layout {
-            Layout { rows: 0, .. } => Reason::Empty,
-            Layout { weight: 2.., .. } => Reason::Expanded {
-                weight: layout.weight,
-            },
-            Layout { rows: 1, .. } => Reason::Dense,
-            Layout { rows, .. } => Reason::Rows { rows },
-        }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::Empty => write!(f, "no elements"),
-            Reason::Dense => write!(f, "dense"),
-            Reason::Rows { rows } => write!(f, "{rows} rows"),
-            Reason::Expanded { weight } => {
-                write!(f, "expanded, each address counts {weight} times")
-            }
-            Reason::Device { kind } => write!(f, "no fused engine for DLPack device type {kind}"),
-            Reason::Dims { dims } => write!(f, "strided in {dims} dimensions"),
-            Reason::SliceDims { dims } => write!(f, "owned slice strided in {dims} dimensions"),
-            Reason::Misaligned => write!(f, "address not aligned to the element type"),
-        }
-    }
-}
+pub use crate::route::{Reason, Route};
 
 /// What was decided for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,11 +212,18 @@ impl Planner {
     }
 
     fn device_plan(&mut self, device: Device) -> &mut DevicePlan {
-        let devices = &mut self.plan.devices;
+        let Plan { tensors, devices } = &mut self.plan;
+        // The first device usually has them all.
+        let capacity = if devices.is_empty() {
+            tensors.capacity()
+        } else {
+            0
+        };
+        let segments = || Vec::with_capacity(capacity);
         let new = || DevicePlan {
             device,
-            sums: Vec::new(),
-            scales: Vec::new(),
+            sums: segments(),
+            scales: segments(),
         };
         let position = position_or_push(devices, |plan| plan.device == device, new);
         &mut devices[position]

@@ -115,3 +115,79 @@ impl From<Conflict> for PlanError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_names_the_tensor_and_the_remedy() {
+        let name = |tensor| format!("`layer.{tensor}`");
+        let layout = |error| PlanError::Layout { tensor: 3, error }.message(name);
+        let messages = [
+            layout(LayoutError::RankMismatch {
+                sizes: 2,
+                strides: 1,
+            }),
+            layout(LayoutError::NegativeSize { dim: 1, size: -4 }),
+            layout(LayoutError::NegativeStride { dim: 0, stride: -2 }),
+            layout(LayoutError::TooLarge),
+            layout(LayoutError::OverlapsItself),
+            layout(LayoutError::OverlapUndecided),
+            PlanError::NullPointer { tensor: 3 }.message(name),
+            PlanError::AddressOverflow {
+                tensor: 3,
+                address: u64::MAX,
+            }
+            .message(name),
+            PlanError::OwnedRange {
+                tensor: 3,
+                owned: 5..9,
+                elements: 8,
+            }
+            .message(name),
+            PlanError::Overlap {
+                first: 3,
+                second: 5,
+            }
+            .message(name),
+            PlanError::OverlapUndecided {
+                first: 3,
+                second: 5,
+            }
+            .message(name),
+            PlanError::TooManyTensors { tensors: 1 << 32 }.message(name),
+        ];
+        let expected = [
+            "gradient of `layer.3` has 2 sizes but 1 strides; pass a strided tensor",
+            "gradient of `layer.3` has size -4 in dimension 1; sizes are 0 or more",
+            "gradient of `layer.3` has stride -2 in dimension 0; pass a contiguous copy",
+            "gradient of `layer.3` spans more elements than can be addressed; check its sizes and strides",
+            "gradient of `layer.3` overlaps itself in memory; replace it with a copy, for instance by `.contiguous()`",
+            "gradient of `layer.3` has interleaved strides that may overlap; replace it with a copy, for instance by \
+             `.contiguous()`",
+            "gradient of `layer.3` has elements but no memory; pass a plain tensor, such as the local part of a wrapper",
+            "gradient of `layer.3` at address 0xffffffffffffffff does not fit into memory; check its sizes and strides",
+            "owned elements 5..9 of the gradient of `layer.3` are no range of its 8 elements; pass start <= end <= 8",
+            "gradients of `layer.3` and `layer.5` share memory; give one of them memory of its own, for instance by \
+             `.clone()`",
+            "gradients of `layer.3` and `layer.5` are interleaved and may share memory; give one of them memory of its \
+             own, for instance by `.clone()`",
+            "4294967296 gradients are more than one plan takes; pass at most 4294967295",
+        ];
+        assert_eq!(messages, expected);
+    }
+
+    #[test]
+    fn without_names_positions_are_shown() {
+        let error = PlanError::Layout {
+            tensor: 7,
+            error: LayoutError::OverlapsItself,
+        };
+        assert!(
+            error
+                .to_string()
+                .starts_with("gradient of parameter 7 overlaps itself")
+        );
+    }
+}

@@ -75,3 +75,51 @@ fn offset_of(logical: &[Dim], mut at: u64) -> u64 {
     }
     offset
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lattice::Budget;
+
+    fn slice(sizes: &[i64], strides: &[i64], owned: Range<u64>) -> Vec<(u64, [u64; 4])> {
+        let tensor = Strided::new(sizes, strides, &mut Budget::default()).unwrap();
+        let flat = |piece: &Piece| {
+            let Layout {
+                rows,
+                row_length,
+                row_stride,
+                weight,
+            } = piece.layout;
+            (piece.offset, [rows, row_length, row_stride, weight])
+        };
+        pieces(&tensor, owned).unwrap().iter().map(flat).collect()
+    }
+
+    #[test]
+    fn a_contiguous_tensor_gives_one_run() {
+        assert_eq!(
+            slice(&[4, 5, 6], &[30, 6, 1], 7..101),
+            [(7, [1, 94, 94, 1])]
+        );
+        assert_eq!(slice(&[], &[], 0..1), [(0, [1, 1, 1, 1])]);
+        assert_eq!(slice(&[4], &[1], 2..2), []);
+    }
+
+    #[test]
+    fn a_transposed_matrix_gives_head_middle_and_tail() {
+        let pieces = [(8, [1, 1, 1, 1]), (1, [3, 2, 4, 1]), (3, [2, 1, 4, 1])];
+        assert_eq!(slice(&[4, 3], &[1, 4], 2..11), pieces);
+    }
+
+    #[test]
+    fn an_expanded_matrix_weighs_the_copies_in_the_slice() {
+        let pieces = [(1, [1, 2, 2, 1]), (0, [1, 3, 3, 2]), (0, [1, 2, 2, 1])];
+        assert_eq!(slice(&[4, 3], &[0, 1], 1..11), pieces);
+    }
+
+    #[test]
+    fn too_many_dimensions_are_counted() {
+        let tensor = Strided::new(&[4, 4, 4], &[1, 4, 16], &mut Budget::default()).unwrap();
+        assert_eq!(pieces(&tensor, 0..8), Err(TooManyDims(3)));
+    }
+}
