@@ -14,6 +14,12 @@ pub struct Sums(pub CoreSums);
 
 #[pymethods]
 impl Sums {
+    /// The sums of nothing.
+    #[new]
+    fn new() -> Self {
+        Sums(CoreSums::default())
+    }
+
     /// The sums behind 144 integers, as `to_list` gives them or as their sum over ranks or devices.
     #[staticmethod]
     fn from_list(values: Vec<i64>) -> PyResult<Self> {

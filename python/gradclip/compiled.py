@@ -1,0 +1,161 @@
+"""The same functions under torch.compile: opaque operators, so that no graph breaks.
+
+Inside a graph gradients are inputs like any other. The operators run the eager functions on them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradclip.parameters import ParametersLike
+
+_LIBRARY = torch.library.Library("gradclip", "DEF")
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def clip_(
+    parameters: ParametersLike,
+    attribute: str,
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+    eps: float,
+    loss_scale: float,
+) -> Tensor:
+    """`gradclip.clip_` in a graph, with arguments that were checked."""
+    gradients = _gradients(parameters, attribute)
+    if not gradients:
+        return torch.zeros((), dtype=dtype or torch.float32)
+    result: Tensor = torch.ops.gradclip.clip_(
+        gradients, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale
+    )
+    return result
+
+
+def total_norm(
+    tensors: ParametersLike, norm_type: float, error_if_nonfinite: bool, dtype: torch.dtype | None
+) -> Tensor:
+    """`gradclip.get_total_norm` in a graph."""
+    given = _tensors(tensors)
+    if not given:
+        return torch.zeros((), dtype=dtype or torch.float32)
+    result: Tensor = torch.ops.gradclip.total_norm(given, norm_type, error_if_nonfinite, dtype)
+    return result
+
+
+def clip_with_norm_(
+    parameters: ParametersLike,
+    attribute: str,
+    max_norm: float,
+    total_norm: float | Tensor,
+    eps: float,
+) -> None:
+    """`gradclip.clip_grads_with_norm_` in a graph."""
+    gradients = _gradients(parameters, attribute)
+    if gradients:
+        total = torch.as_tensor(total_norm)
+        torch.ops.gradclip.clip_with_norm_(gradients, max_norm, total, eps)
+
+
+def clamp_(parameters: ParametersLike, attribute: str, clip_value: float) -> None:
+    """`gradclip.clip_grad_value_` in a graph."""
+    gradients = _gradients(parameters, attribute)
+    if gradients:
+        torch.ops.gradclip.clamp_(gradients, clip_value)
+
+
+def _tensors(parameters: ParametersLike) -> list[Tensor]:
+    if isinstance(parameters, Tensor):
+        return [parameters]
+    if isinstance(parameters, torch.nn.Module):
+        return list(parameters.parameters())
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in parameters]
+
+
+def _gradients(parameters: ParametersLike, attribute: str) -> list[Tensor]:
+    found = [getattr(parameter, attribute) for parameter in _tensors(parameters)]
+    return [gradient for gradient in found if gradient is not None]
+
+
+def _run_clip_(
+    gradients: list[Tensor],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+    eps: float,
+    loss_scale: float,
+) -> Tensor:
+    from gradclip import clip
+    from gradclip import gradients as reading
+    from gradclip.parameters import Parameters
+
+    found = reading.given(Parameters(gradients, None))
+    return clip.clip_found_(found, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
+
+
+def _run_total_norm(
+    tensors: list[Tensor], norm_type: float, error_if_nonfinite: bool, dtype: torch.dtype | None
+) -> Tensor:
+    from gradclip import clip
+
+    return clip.get_total_norm(tensors, norm_type, error_if_nonfinite, dtype=dtype)
+
+
+def _run_clip_with_norm_(
+    gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float
+) -> None:
+    from gradclip import _core, totals, value
+
+    total = totals.float64_of(total_norm)
+    value.scale_(gradients, _core.coefficient(total, max_norm, eps))
+
+
+def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
+    from gradclip import engine, value
+    from gradclip import gradients as reading
+    from gradclip.parameters import Parameters
+
+    found = reading.given(Parameters(gradients, None))
+    value.refuse_complex(found)
+    engine.clamp_(found, clip_value)
+
+
+def _fake_total(gradients: list[Tensor], *arguments: Any) -> Tensor:
+    dtypes = [argument for argument in arguments if isinstance(argument, torch.dtype)]
+    double = any(gradient.dtype in _DOUBLE for gradient in gradients)
+    dtype = dtypes[0] if dtypes else torch.float64 if double else torch.float32
+    return gradients[0].new_empty((), dtype=dtype, layout=torch.strided)
+
+
+def _define(schema: str, run: Any, fake: Any) -> None:
+    name = schema.split("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gradclip::{name}", fake, lib=_LIBRARY)
+
+
+_define(
+    "clip_(Tensor(a!)[] gradients, float max_norm, float norm_type, bool error_if_nonfinite, "
+    "ScalarType? dtype, float eps, float loss_scale) -> Tensor",
+    _run_clip_,
+    _fake_total,
+)
+_define(
+    "total_norm(Tensor[] tensors, float norm_type, bool error_if_nonfinite, ScalarType? dtype) "
+    "-> Tensor",
+    _run_total_norm,
+    _fake_total,
+)
+_define(
+    "clip_with_norm_(Tensor(a!)[] gradients, float max_norm, Tensor total_norm, float eps) -> ()",
+    _run_clip_with_norm_,
+    lambda *arguments: None,
+)
+_define(
+    "clamp_(Tensor(a!)[] gradients, float clip_value) -> ()",
+    _run_clamp_,
+    lambda *arguments: None,
+)

@@ -1,0 +1,109 @@
+"""Gradients, read and planned by the core, with those set apart that torch operations handle."""
+
+import os
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradclip import _core
+from gradclip.parameters import Parameters
+
+_FLOAT8 = {
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+}
+_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64, *_FLOAT8}
+_DOUBLE = {torch.float64, torch.complex128}
+_SUPPORTED = _REAL | {torch.complex64, torch.complex128}
+
+
+class Gradients(NamedTuple):
+    """The gradients of a call.
+
+    `fused` says whether the engines may run; `reference` holds the places of those gradients that
+    torch operations handle, all of them if not. `owned` limits what is counted of each parameter's.
+    """
+
+    core: _core.Gradients
+    tensors: list[Tensor]
+    fused: bool
+    reference: list[int]
+    parameters: Parameters
+    owned: list[tuple[int, int] | None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The first gradient's device."""
+        return self.tensors[0].device
+
+    @property
+    def total_dtype(self) -> torch.dtype:
+        """float64 when a gradient is float64 or complex128, else float32."""
+        double = self.core.has_double or any(
+            self.tensors[place].dtype in _DOUBLE for place in self.reference
+        )
+        return torch.float64 if double else torch.float32
+
+    def only(self, place: int) -> "Gradients":
+        """The gradient at a place, alone."""
+        alone = Parameters([self.tensors[place]], [self.name(place).strip("`")])
+        return given(alone, [self.owned_of(place)])
+
+    def owned_of(self, place: int) -> tuple[int, int] | None:
+        """The range of logical elements that counts of the gradient at a place; None for all."""
+        return self.owned[self.core.positions[place]] if self.owned else None
+
+    def name(self, place: int) -> str:
+        """How errors call the parameter of the gradient at a place."""
+        return self.parameters.name(self.core.positions[place])
+
+
+def of(parameters: Parameters, attribute: str = "grad") -> Gradients:
+    """The gradients that parameters hold in `attribute`, each parameter once.
+
+    Raises:
+        TypeError: a gradient whose dtype or layout has no norm.
+        ValueError: gradients that overlap.
+    """
+    core = _core.Gradients.of(parameters.tensors, attribute, parameters.names)
+    return _sorted(core, parameters)
+
+
+def given(tensors: Parameters, owned: list[tuple[int, int] | None] | None = None) -> Gradients:
+    """Raw tensors as gradients, each object once; `owned` limits what is counted of each.
+
+    Raises:
+        TypeError, ValueError: as `of`.
+    """
+    core = _core.Gradients.from_tensors(tensors.tensors, tensors.names, owned)
+    return _sorted(core, tensors, owned)
+
+
+def _sorted(
+    core: _core.Gradients,
+    parameters: Parameters,
+    owned: list[tuple[int, int] | None] | None = None,
+) -> Gradients:
+    tensors = core.tensors
+    fused = os.environ.get("GRADCLIP_FUSED", "1") != "0"
+    reference = core.foreign if fused else list(range(len(tensors)))
+    gradients = Gradients(core, tensors, fused, reference, parameters, owned)
+    for place in reference:
+        _check(gradients, place)
+    return gradients
+
+
+def _check(gradients: Gradients, place: int) -> None:
+    tensor = gradients.tensors[place]
+    if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
+        raise TypeError(
+            f"gradient of {gradients.name(place)} is {tensor.dtype}; expected a floating or complex "
+            "dtype, so convert it, for instance by `.float()`"
+        )
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
+        raise TypeError(
+            f"gradient of {gradients.name(place)} has layout {tensor.layout}; expected strided or "
+            "sparse COO, so convert it, for instance by `.to_sparse_coo()`"
+        )

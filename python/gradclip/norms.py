@@ -1,0 +1,48 @@
+"""One norm for each parameter."""
+
+import torch
+from torch import Tensor
+
+from gradclip import arguments, engine, gradients
+from gradclip.gradients import Gradients
+from gradclip.parameters import ParametersLike, listed
+
+
+@torch.no_grad()
+def grad_norms(
+    parameters: ParametersLike,
+    norm_type: float = 2.0,
+    *,
+    dtype: torch.dtype | None = None,
+    grad: str = "grad",
+) -> Tensor:
+    """The norm of each parameter's gradient, in one pass over all of them.
+
+    Args:
+        parameters, norm_type, dtype, grad: as for `gradclip.clip_`.
+
+    Returns:
+        A 1-dim tensor, one norm a parameter in the order given, on the first gradient's device; 0
+        for a parameter without a gradient.
+
+    Raises:
+        ValueError, TypeError: as `gradclip.clip_`.
+    """
+    norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+    given = listed(parameters)
+    found = gradients.of(given, grad)
+    by_id = {
+        id(given.tensors[position]): norm
+        for position, norm in zip(found.core.positions, _each(found, norm_type), strict=True)
+    }
+    norms = [by_id.get(id(parameter), 0.0) for parameter in given.tensors]
+    device = found.device if found.tensors else given.device
+    return torch.tensor(norms, dtype=dtype or found.total_dtype, device=device)
+
+
+def _each(found: Gradients, norm_type: float) -> list[float]:
+    norms = [sums.total(norm_type) for sums in engine.sums_each(found, norm_type)]
+    return [
+        engine.total(found.only(place), norm_type) if norm is None else norm
+        for place, norm in enumerate(norms)
+    ]

@@ -1,0 +1,84 @@
+"""What callers pass as `parameters`, made into a list with names where there are any."""
+
+import types
+import warnings
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+class Parameters(NamedTuple):
+    """Parameters in the caller's order."""
+
+    tensors: list[Tensor]
+    names: list[str] | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where a norm of no gradients belongs: the first parameter's device, else the CPU."""
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    def name(self, position: int) -> str:
+        """How errors call the parameter at a position."""
+        return f"`{self.names[position]}`" if self.names else f"parameter {position}"
+
+
+def listed(parameters: ParametersLike) -> Parameters:
+    """The list behind a Module, a tensor, an iterable of tensors or of (name, tensor) pairs.
+
+    An iterable is walked once. An empty one warns, as a spent generator clips nothing.
+
+    Raises:
+        TypeError: an entry is no tensor.
+    """
+    if isinstance(parameters, Tensor):
+        return Parameters([parameters], None)
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.named_parameters()
+    spent = isinstance(parameters, types.GeneratorType)
+    entries = list(parameters)
+    if not entries:
+        kind = "a spent or empty generator" if spent else "empty"
+        warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
+        return Parameters([], None)
+    if isinstance(entries[0], tuple):
+        return Parameters(
+            [_tensor(p, i) for i, (_, p) in enumerate(entries)], [n for n, _ in entries]
+        )
+    for position, entry in enumerate(entries):
+        _tensor(entry, position)
+    return Parameters(entries, None)
+
+
+def warn(message: str) -> None:
+    """Warns at the line that called gradclip's public function."""
+    warnings.warn(message, UserWarning, stacklevel=_frames_inside())
+
+
+def _tensor(entry: object, position: int) -> Tensor:
+    if not isinstance(entry, Tensor):
+        raise TypeError(
+            f"`parameters` holds {type(entry).__name__} at position {position}; expected tensors, "
+            "(name, tensor) pairs or a Module"
+        )
+    return entry
+
+
+def _frames_inside() -> int:
+    import sys
+
+    depth = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_inside(frame):
+        frame = frame.f_back
+        depth += 1
+    return depth
+
+
+def _is_inside(frame: types.FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.split(".")[0] == "gradclip" or module == "torch.utils._contextlib"

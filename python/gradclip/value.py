@@ -1,0 +1,71 @@
+"""Clipping by value."""
+
+import torch
+from torch import Tensor
+
+from gradclip import arguments, compiled, engine, gradients
+from gradclip.gradients import Gradients
+from gradclip.parameters import ParametersLike, listed
+
+
+@torch.no_grad()
+def clip_grad_value_(
+    parameters: ParametersLike,
+    clip_value: float,
+    foreach: bool | None = None,
+    *,
+    grad: str = "grad",
+) -> None:
+    """Limits every gradient element to [-clip_value, clip_value] in place; NaN stays NaN.
+
+    Args:
+        parameters: as for `gradclip.clip_`; complex gradients are refused, as they have no order.
+        clip_value: the limit, >= 0, rounded to each gradient's dtype.
+        foreach: accepted, changes nothing: there is one engine.
+        grad: the attribute that holds a parameter's gradient.
+
+    Raises:
+        ValueError: a negative or NaN `clip_value`, gradients that overlap.
+        TypeError: a gradient that is complex, integer, boolean or quantized.
+        In every case before any gradient was written.
+    """
+    clip_value = arguments.limit(clip_value, "clip_value")
+    if torch.compiler.is_compiling():
+        return compiled.clamp_(parameters, grad, clip_value)
+    found = gradients.of(listed(parameters), grad)
+    refuse_complex(found)
+    if found.tensors:
+        engine.clamp_(found, clip_value)
+    return None
+
+
+def refuse_complex(found: Gradients) -> None:
+    """Raises TypeError for a complex gradient."""
+    places = (found.core.first_complex, *found.reference)
+    for place in places:
+        if place is not None and found.tensors[place].is_complex():
+            raise TypeError(
+                f"gradient of {found.name(place)} is {found.tensors[place].dtype}, which has no order "
+                "to clip values by; use gradclip.clip_"
+            )
+
+
+@torch.no_grad()
+def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
+    """Multiplies raw tensors by a coefficient in place, as `gradclip.clip_` scales gradients.
+
+    Args:
+        tensors: gradients themselves (not parameters), in any form that `gradclip.clip_` takes.
+        coefficient: a number, or a 0-dim tensor on the tensors' device, which the host does not
+            read. float64 tensors are multiplied in float64, narrower ones in float32. 1 writes
+            nothing.
+
+    Raises:
+        ValueError: a coefficient with more than one element, tensors that overlap.
+        TypeError: a tensor that is integer, boolean or quantized.
+    """
+    if isinstance(coefficient, Tensor) and coefficient.numel() != 1:
+        raise ValueError(
+            f"`coefficient` has shape {tuple(coefficient.shape)}; expected a number or a 0-dim tensor"
+        )
+    engine.scale_(gradients.given(listed(tensors)), float(coefficient))
