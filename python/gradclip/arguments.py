@@ -1,11 +1,9 @@
-"""Checks of numbers that callers pass; each refusal names the argument, the value and the remedy."""
+"""Checks of numbers that callers pass; a refusal names the argument, the value and the remedy."""
 
 import math
 
 import torch
 from torch import Tensor
-
-from gradclip import _core
 
 
 def limit(value: float | Tensor, name: str) -> float:
@@ -27,7 +25,8 @@ def order(norm_type: float | str) -> float:
         ValueError: NaN.
     """
     number = float(norm_type)
-    _core.leading_norm_type(number)
+    if math.isnan(number):
+        raise ValueError("`norm_type` is nan; pass a number such as 2.0, 1.0, 0.0 or inf")
     return number
 
 
@@ -52,7 +51,8 @@ def total(value: float | Tensor) -> float:
     number = float(value)
     if number < 0:
         raise ValueError(
-            f"`total_norm` is {number}; expected a norm >= 0 (skip the step if it marks an overflow)"
+            f"`total_norm` is {number}; expected a norm >= 0, so skip the step if it marks an "
+            "overflow"
         )
     return number
 

@@ -1,6 +1,9 @@
 """Clipping by the total norm: torch's functions, on exact sums."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -8,6 +11,12 @@ from torch import Tensor
 from gradclip import _core, arguments, compiled, engine, gradients, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
+from gradclip.sharding import clip as sharded
+from gradclip.sharding.exchange import Settings
+from gradclip.sharding.session import Sharding, session_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @torch.no_grad()
@@ -21,6 +30,7 @@ def clip_(
     eps: float = 1e-6,
     scale: float | Tensor | None = None,
     grad: str = "grad",
+    **sharding: Unpack[Sharding],
 ) -> Tensor:
     """Clips gradients in place so that their total norm is at most `max_norm`.
 
@@ -44,6 +54,9 @@ def clip_(
         scale: a loss scale, > 0: gradients are divided by it in the same pass, and norm and result
             are those of the unscaled gradients.
         grad: the attribute that holds a parameter's gradient.
+        **sharding: over ranks: group, reduce, plain, distinct_dims, replicas and check_replicas,
+            as `gradclip.sharding.Sharding` describes them. DTensors are clipped over all ranks
+            without any of them; every rank must call, whatever it holds.
 
     Returns:
         The total norm before clipping: a 0-dim tensor on the first gradient's device, without
@@ -52,19 +65,23 @@ def clip_(
     Raises:
         ValueError: a negative or NaN `max_norm`, a NaN `norm_type`, gradients that overlap.
         TypeError: a gradient that is integer, boolean or quantized.
-        RuntimeError: the total is not finite and `error_if_nonfinite` is set.
+        RuntimeError: the total is not finite and `error_if_nonfinite` is set; over ranks, what
+            any rank found wrong, in the same words on all.
         In every case before any gradient was written.
     """
     max_norm = arguments.limit(max_norm, "max_norm")
     norm_type, eps = arguments.order(norm_type), arguments.epsilon(eps)
     dtype = arguments.result_dtype(dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not sharding:
         loss_scale = arguments.loss_scale(scale)
         return compiled.clip_(
             parameters, grad, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale
         )
     given = listed(parameters)
     loss_scale = arguments.loss_scale(scale)
+    if session := session_for(given, grad, sharding):
+        settings = Settings(norm_type, max_norm, eps, loss_scale)
+        return sharded.clip_(session, given, settings, error_if_nonfinite, dtype)[0]
     found = gradients.of(given, grad)
     if not found.tensors:
         return _no_gradient(given, dtype)
@@ -94,12 +111,15 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    **sharding: Unpack[Sharding],
 ) -> Tensor:
     """`clip_` with the signature of `torch.nn.utils.clip_grad_norm_`.
 
     `foreach` is accepted and changes nothing: there is one engine.
     """
-    return clip_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
+    return clip_(
+        parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, **sharding
+    )
 
 
 @torch.no_grad()
@@ -110,16 +130,19 @@ def get_total_norm(
     foreach: bool | None = None,
     *,
     dtype: torch.dtype | None = None,
+    **sharding: Unpack[Sharding],
 ) -> Tensor:
     """The total norm of tensors (gradients, not parameters), with torch's signature.
 
     Args, result and errors are those of `clip_`; `foreach` is accepted and changes nothing. The
-    returned tensor remembers its float64, so that `clip_grads_with_norm_` writes what `clip_` would.
+    returned tensor remembers its float64: `clip_grads_with_norm_` writes what `clip_` would.
     """
     norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not sharding:
         return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype)
     given = listed(tensors)
+    if session := session_for(given, None, sharding):
+        return sharded.total_norm(session, given, norm_type, error_if_nonfinite, dtype)
     found = gradients.given(given)
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
@@ -144,7 +167,8 @@ def clip_grads_with_norm_(
         max_norm: the limit, >= 0; inf never changes a gradient.
         total_norm: the norm of the gradients, >= 0; NaN makes all gradients NaN.
         foreach: accepted, changes nothing.
-        eps, grad: as for `clip_`.
+        eps: as for `clip_`.
+        grad: as for `clip_`.
 
     Raises:
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.
@@ -156,7 +180,8 @@ def clip_grads_with_norm_(
     total = totals.float64_of(total_norm)
     given = listed(parameters)
     _refuse_raw_gradients(given, grad)
-    engine.scale_(gradients.of(given, grad), _core.coefficient(total, max_norm, eps))
+    found = sharded.local_gradients(given, grad)
+    engine.scale_(found, _core.coefficient(total, max_norm, eps))
     return None
 
 
@@ -169,9 +194,9 @@ def _result(
 ) -> Tensor:
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so "
-            "it cannot be clipped. To disable this error and scale the gradients by the non-finite "
-            "norm anyway, set `error_if_nonfinite=False`"
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            "so it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     return totals.tensor_of(total, dtype or found.total_dtype, found.device)
 
@@ -187,6 +212,6 @@ def _refuse_raw_gradients(given: Parameters, attribute: str) -> None:
         is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if not is_parameter and getattr(tensor, attribute) is None:
             raise TypeError(
-                f"{given.name(position)} is a plain tensor without .{attribute}; pass parameters, or "
-                "scale raw gradients with gradclip.scale_"
+                f"{given.name(position)} is a plain tensor without .{attribute}; pass parameters, "
+                "or scale raw gradients with gradclip.scale_"
             )

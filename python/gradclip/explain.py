@@ -37,7 +37,8 @@ def explain(parameters: ParametersLike, *, grad: str = "grad") -> Explanation:
     """The route of each gradient, with its reason; nothing is summed or written.
 
     Args:
-        parameters, grad: as for `gradclip.clip_`.
+        parameters: as for `gradclip.clip_`.
+        grad: as for `gradclip.clip_`.
 
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.

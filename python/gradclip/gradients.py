@@ -99,8 +99,8 @@ def _check(gradients: Gradients, place: int) -> None:
     tensor = gradients.tensors[place]
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         raise TypeError(
-            f"gradient of {gradients.name(place)} is {tensor.dtype}; expected a floating or complex "
-            "dtype, so convert it, for instance by `.float()`"
+            f"gradient of {gradients.name(place)} is {tensor.dtype}; expected a floating or "
+            "complex dtype, so convert it, for instance by `.float()`"
         )
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         raise TypeError(

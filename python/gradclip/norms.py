@@ -19,7 +19,10 @@ def grad_norms(
     """The norm of each parameter's gradient, in one pass over all of them.
 
     Args:
-        parameters, norm_type, dtype, grad: as for `gradclip.clip_`.
+        parameters: as for `gradclip.clip_`.
+        norm_type: as for `gradclip.clip_`.
+        dtype: as for `gradclip.clip_`.
+        grad: as for `gradclip.clip_`.
 
     Returns:
         A 1-dim tensor, one norm a parameter in the order given, on the first gradient's device; 0

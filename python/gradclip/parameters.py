@@ -1,5 +1,6 @@
 """What callers pass as `parameters`, made into a list with names where there are any."""
 
+import sys
 import types
 import warnings
 from collections.abc import Iterable
@@ -69,8 +70,6 @@ def _tensor(entry: object, position: int) -> Tensor:
 
 
 def _frames_inside() -> int:
-    import sys
-
     depth = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_inside(frame):
@@ -80,5 +79,5 @@ def _frames_inside() -> int:
 
 
 def _is_inside(frame: types.FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
+    module: str = frame.f_globals.get("__name__", "")
     return module.split(".")[0] == "gradclip" or module == "torch.utils._contextlib"

@@ -45,8 +45,8 @@ def refuse_complex(found: Gradients) -> None:
     for place in places:
         if place is not None and found.tensors[place].is_complex():
             raise TypeError(
-                f"gradient of {found.name(place)} is {found.tensors[place].dtype}, which has no order "
-                "to clip values by; use gradclip.clip_"
+                f"gradient of {found.name(place)} is {found.tensors[place].dtype}, which has no "
+                "order to clip values by; use gradclip.clip_"
             )
 
 
@@ -66,6 +66,7 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
     """
     if isinstance(coefficient, Tensor) and coefficient.numel() != 1:
         raise ValueError(
-            f"`coefficient` has shape {tuple(coefficient.shape)}; expected a number or a 0-dim tensor"
+            f"`coefficient` has shape {tuple(coefficient.shape)}; expected a number or a 0-dim "
+            "tensor"
         )
     engine.scale_(gradients.given(listed(tensors)), float(coefficient))
