@@ -1,0 +1,1 @@
+"""The tests of gradclip, one idea a file."""
