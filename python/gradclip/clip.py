@@ -13,7 +13,7 @@ from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.exchange import Settings
-from gradclip.sharding.session import Sharding, session_for
+from gradclip.sharding.session import Sharding, refuse_unknown, session_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,7 +99,7 @@ def clip_found_(
 ) -> Tensor:
     """`clip_` of gradients that were read, with arguments that were checked."""
     total = engine.total(found, norm_type) / loss_scale
-    result = _result(found, total, norm_type, error_if_nonfinite, dtype)
+    result = result_of(found, total, norm_type, error_if_nonfinite, dtype)
     engine.scale_(found, _core.coefficient(total, max_norm, eps) / loss_scale)
     return result
 
@@ -117,9 +117,7 @@ def clip_grad_norm_(
 
     `foreach` is accepted and changes nothing: there is one engine.
     """
-    return clip_(
-        parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, **sharding
-    )
+    return clip_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, **sharding)
 
 
 @torch.no_grad()
@@ -147,7 +145,7 @@ def get_total_norm(
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
     total = engine.total(found, norm_type)
-    return _result(found, total, norm_type, error_if_nonfinite, dtype)
+    return result_of(found, total, norm_type, error_if_nonfinite, dtype)
 
 
 @torch.no_grad()
@@ -159,6 +157,7 @@ def clip_grads_with_norm_(
     *,
     eps: float = 1e-6,
     grad: str = "grad",
+    **sharding: Unpack[Sharding],
 ) -> None:
     """Scales the gradients of parameters by min(1, max_norm / (total_norm + eps)).
 
@@ -169,12 +168,14 @@ def clip_grads_with_norm_(
         foreach: accepted, changes nothing.
         eps: as for `clip_`.
         grad: as for `clip_`.
+        **sharding: accepted, changes nothing: scaling needs no other rank.
 
     Raises:
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.
         TypeError: raw gradients were passed instead of parameters.
     """
     max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
+    refuse_unknown(sharding)
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     total = totals.float64_of(total_norm)
@@ -185,13 +186,14 @@ def clip_grads_with_norm_(
     return None
 
 
-def _result(
+def result_of(
     found: Gradients,
     total: float,
     norm_type: float,
     error_if_nonfinite: bool,
     dtype: torch.dtype | None,
 ) -> Tensor:
+    """The total as a tensor for the caller; raises RuntimeError if it must be finite and is not."""
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "

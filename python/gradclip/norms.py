@@ -1,11 +1,20 @@
 """One norm for each parameter."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gradclip import arguments, engine, gradients
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
+from gradclip.sharding import clip as sharded
+from gradclip.sharding.session import Sharding, session_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @torch.no_grad()
@@ -15,6 +24,7 @@ def grad_norms(
     *,
     dtype: torch.dtype | None = None,
     grad: str = "grad",
+    **sharding: Unpack[Sharding],
 ) -> Tensor:
     """The norm of each parameter's gradient, in one pass over all of them.
 
@@ -33,6 +43,8 @@ def grad_norms(
     """
     norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
     given = listed(parameters)
+    if session := session_for(given, grad, sharding):
+        return sharded.each_norm(session, given, norm_type, dtype)
     found = gradients.of(given, grad)
     by_id = {
         id(given.tensors[position]): norm

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from gradclip import arguments, compiled, engine, gradients
+from gradclip import arguments, compiled, engine
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
+from gradclip.sharding.clip import local_gradients
 
 
 @torch.no_grad()
@@ -32,7 +33,7 @@ def clip_grad_value_(
     clip_value = arguments.limit(clip_value, "clip_value")
     if torch.compiler.is_compiling():
         return compiled.clamp_(parameters, grad, clip_value)
-    found = gradients.of(listed(parameters), grad)
+    found = local_gradients(listed(parameters), grad, linear=False)
     refuse_complex(found)
     if found.tensors:
         engine.clamp_(found, clip_value)
@@ -69,4 +70,4 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
             f"`coefficient` has shape {tuple(coefficient.shape)}; expected a number or a 0-dim "
             "tensor"
         )
-    engine.scale_(gradients.given(listed(tensors)), float(coefficient))
+    engine.scale_(local_gradients(listed(tensors), None), float(coefficient))

@@ -52,7 +52,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def owned(tensor: torch.Tensor, share: Ownership) -> list[float]:
-    flat = compat.local_of(tensor).detach().reshape(-1)
+    flat = compat.local_tensor(tensor).detach().reshape(-1)
     low, high = share.slice(flat.numel())
     found: list[float] = flat[low:high].tolist()
     return found

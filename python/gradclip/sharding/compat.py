@@ -9,12 +9,11 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
 
 def is_dtensor(tensor: object) -> bool:
     """Whether `tensor` is a DTensor, without importing DTensor for those who never use it."""
-    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
+    return getattr(tensor, "_spec", None) is not None
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -38,18 +37,14 @@ def mesh_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(mesh.mesh.flatten().tolist())
 
 
-def spec_of(gradient: torch.Tensor) -> Any:
-    """The placement record of a DTensor: one object, shared by the gradients of one parameter."""
-    return cast(Any, gradient)._spec
+def local_tensor(gradient: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor itself; `to_local()` gives a view and costs six times more."""
+    return cast(torch.Tensor, cast(Any, gradient)._local_tensor)
 
 
-def local_of(gradient: DTensor | torch.Tensor) -> torch.Tensor:
-    """The local tensor itself (not a view), once any collective that still fills it is done.
-
-    `to_local()` would cost six times as much and does not unwrap an asynchronous result.
-    """
-    local = cast(Any, gradient)._local_tensor if is_dtensor(gradient) else gradient
-    return waited(local)
+def placements_of(gradient: torch.Tensor) -> tuple[Any, ...]:
+    """The placements of a DTensor."""
+    return tuple(cast(Any, gradient)._spec.placements)
 
 
 def waited(local: torch.Tensor) -> torch.Tensor:

@@ -24,20 +24,25 @@ import torch
 #: Length of a `Sums` vector, and its fields (the numeric contract of gradclip-core).
 SUMS = 144
 LIMBS = 136
-NAN, POS_INF, NEG_INF, ZEROS, MISFITS, EXTREME = 136, 137, 138, 139, 140, 141
+EXTREME = 141
 NO_ELEMENT = -(2**63)
 
 #: What ranks must agree on, in the order of their tags.
 SUBJECTS = ("norm_type", "max_norm and eps", "grouping")
 
-FORM, ERRORS, UNVERIFIED = 0, 2, 3
-TAGS = 4
+FORM, ERRORS, UNVERIFIED, PLAIN_COPIES, PLAIN_SHARDS, DOUBLE = 0, 2, 3, 4, 5, 6
+TAGS = 7
 BALANCES = TAGS + 2 * len(SUBJECTS)
 TAIL = BALANCES + 4
 
 TAG_BITS = 24
 BALANCE = 2**40
 _FORM_OF_MAX = 2**40
+
+
+def nothing() -> list[int]:
+    """The sums of no elements."""
+    return [0] * EXTREME + [NO_ELEMENT] + [0] * (SUMS - EXTREME - 1)
 
 
 def tag(*parts: object) -> int:
@@ -53,26 +58,49 @@ def takes_max(norm_type: float) -> bool:
 
 @dataclass
 class Tail:
-    """What travels beside the sums: `balances` are words whose sum must vanish modulo 2^40."""
+    """What travels beside the sums.
+
+    `plain_copies` and `plain_shards` say that this rank took plain tensors so without being told;
+    ranks must not differ in that. `double` says that it has float64 gradients. `balances` are
+    words whose sum must vanish modulo 2^40.
+    """
 
     failed: bool
     unverified: bool
+    plain_copies: bool
+    plain_shards: bool
+    double: bool
     tags: Sequence[int]
     balances: Sequence[int] = (0, 0, 0, 0)
 
     def words(self, maximum: bool) -> list[int]:
         """The tail in SUM or in MAX form."""
         form = [_FORM_OF_MAX, -_FORM_OF_MAX] if maximum else [1, 1]
-        words = [*form, int(self.failed), int(self.unverified)]
+        flags = (self.failed, self.unverified, self.plain_copies, self.plain_shards)
+        words = [*form, *map(int, flags), int(self.double)]
         for value in self.tags:
             words += [value, -value] if maximum else [value, value * value]
         return words + ([0] * 4 if maximum else list(self.balances))
 
 
 def compose(sums: torch.Tensor, tail: Tail, maximum: bool) -> torch.Tensor:
-    """One int64 vector of the carried sums (SUMS, or a multiple for several) and the tail."""
-    words = torch.tensor(tail.words(maximum), dtype=torch.int64)
-    return torch.cat([sums.reshape(-1), words.to(sums.device, non_blocking=True)])
+    """One int64 vector to reduce: the carried sums (n rows of SUMS words) and the tail.
+
+    In SUM form the extreme key cannot travel, and its "no element" value would overflow.
+    """
+    words = torch.tensor(tail.words(maximum), dtype=torch.int64).to(sums.device, non_blocking=True)
+    vector = torch.cat([sums.reshape(-1), words])
+    if not maximum:
+        vector[EXTREME:-TAIL:SUMS] = 0
+    return vector
+
+
+def split(vector: torch.Tensor, maximum: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of sums, shape (n, SUMS), and the tail of a reduced vector."""
+    sums = vector[:-TAIL].view(-1, SUMS)
+    if not maximum:
+        sums[:, EXTREME] = NO_ELEMENT
+    return sums, vector[-TAIL:]
 
 
 @dataclass(frozen=True)
@@ -83,11 +111,7 @@ class Verdict:
     unverified: int
     disagreements: tuple[str, ...]
     balanced: bool
-
-    @property
-    def good(self) -> bool:
-        """Whether every rank may go on and scale."""
-        return not self.failures and not self.disagreements and self.balanced
+    double: bool = False
 
 
 def read(tail: Sequence[int], maximum: bool) -> Verdict:
@@ -100,8 +124,10 @@ def read(tail: Sequence[int], maximum: bool) -> Verdict:
         for place, subject in enumerate(SUBJECTS)
         if not _agrees(tail[TAGS + 2 * place : TAGS + 2 * place + 2], ranks, maximum)
     )
+    if tail[PLAIN_COPIES] and tail[PLAIN_SHARDS]:
+        disagreements += ("plain tensors (pass plain=)",)
     balanced = all(word % BALANCE == 0 for word in tail[BALANCES:TAIL])
-    return Verdict(tail[ERRORS], tail[UNVERIFIED], disagreements, balanced)
+    return Verdict(tail[ERRORS], tail[UNVERIFIED], disagreements, balanced, tail[DOUBLE] > 0)
 
 
 def _form(tail: Sequence[int], maximum: bool) -> tuple[bool, int]:

@@ -97,7 +97,7 @@ class Surroundings:
         if not set(self.group) <= set(layout.root):
             raise OwnershipError(_uncovered(layout, self.group, name))
         try:
-            distinct = () if copies_of == "replicated" else self._distinct_digits(layout)
+            distinct = () if copies_of == "replicated" else self.distinct_digits(layout)
             held = copies.holders(layout, unique, distinct, self.rank)
         except ValueError as cause:
             raise OwnershipError(f"mesh of {name}: {cause}; pass replicas={{{name}: …}}") from cause
@@ -166,7 +166,7 @@ class Surroundings:
         stages = set()
         for layout in roots:
             if self.rank in layout.root and set(self.group) <= set(layout.root):
-                distinct = self._distinct_digits(layout)
+                distinct = self.distinct_digits(layout)
                 block = copies.block_of(layout.root, distinct, self.rank)
                 stages.add(tuple(sorted(set(block) & set(self.group))))
         if len(stages) > 1:
@@ -199,7 +199,8 @@ class Surroundings:
             )
         return inside
 
-    def _distinct_digits(self, layout: copies.MeshLayout) -> tuple[copies.Digit, ...]:
+    def distinct_digits(self, layout: copies.MeshLayout) -> tuple[copies.Digit, ...]:
+        """The digits of the root along which ranks hold other tensors."""
         digits: tuple[copies.Digit, ...] = ()
         for dim in self.distinct_dims:
             ranks = None if isinstance(dim, str) else compat.mesh_ranks(dim)

@@ -21,7 +21,7 @@ class Transport:
     """One way to reduce a vector over the ranks that clip together.
 
     `rank` is this rank's global rank, or a random stand-in where torch.distributed is not in use;
-    `ranks` are the group's, or this rank's alone where only a hook knows the others.
+    `ranks` are the group's; empty where only a hook knows the others.
     """
 
     reduce: Reduce
@@ -52,6 +52,8 @@ def over_group(group: dist.ProcessGroup) -> Transport:
     """The transport over a torch process group: `all_reduce`, nothing else."""
 
     def reduce(vector: torch.Tensor, operation: str) -> None:
+        if group.size() == 1:
+            return
         op = dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX
         dist.all_reduce(vector, op=op, group=group)
 
@@ -60,9 +62,8 @@ def over_group(group: dist.ProcessGroup) -> Transport:
 
 def over_hook(hook: Reduce, ranks: Iterable[int], device: torch.device) -> Transport:
     """The transport over a caller's `reduce=`; `device` is where the vector is handed to it."""
-    known = tuple(ranks)
     rank = dist.get_rank() if _initialized() else random.SystemRandom().getrandbits(30)
-    return Transport(hook, getattr(hook, "device", device), rank, known or (rank,))
+    return Transport(hook, getattr(hook, "device", device), rank, tuple(ranks))
 
 
 def _initialized() -> bool:

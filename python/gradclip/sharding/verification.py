@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradclip.sharding.message import BALANCE, LIMBS, SUMS
+from gradclip.sharding.message import BALANCE, LIMBS
 
 Balance = tuple[int, int]
 _BUCKETS = 2048
@@ -47,15 +47,9 @@ def balance(shares: Iterable[Balance]) -> Balance:
     return first, second
 
 
-def content_of(sums: torch.Tensor) -> tuple[int, ...]:
-    """What is compared of a tensor's exact sum: its limbs in carried form, and the counts."""
-    words = sums.tolist()
-    carried, carry = [], 0
-    for limb in words[:LIMBS]:
-        carry += limb
-        carried.append(carry & 0xFFFFFFFF)
-        carry >>= 32
-    return (*carried, carry, *words[LIMBS : SUMS - 4])
+def content_of(sums: Sequence[int]) -> tuple[int, ...]:
+    """What is compared of a tensor's exact sum: its limbs, carried, and its non-finite counts."""
+    return tuple(sums[: LIMBS + 3])
 
 
 def buckets(copies: Sequence[Copy], shares: Sequence[Balance]) -> torch.Tensor:

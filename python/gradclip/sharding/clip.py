@@ -1,0 +1,140 @@
+"""Total norms and clipping over ranks, for parameters that have a session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from gradclip import _core, engine, gradients, totals
+from gradclip.gradients import Gradients
+from gradclip.parameters import Parameters
+from gradclip.sharding import compat, placements
+from gradclip.sharding.exchange import Exchange, Settings
+from gradclip.sharding.failure import ShardedClipError
+from gradclip.sharding.session import Session, all_plain
+from gradclip.sharding.slots import agreed_slots
+
+
+def clip_(
+    session: Session,
+    given: Parameters,
+    settings: Settings,
+    error_if_nonfinite: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, float]:
+    """Clip over all ranks; the total norm before, as a tensor, and the coefficient.
+
+    With a loss scale S the stored gradients are S times the true ones: the total is that of the
+    true ones, and the gradients end up clipped and divided by S.
+
+    Raises:
+        ShardedClipError: on every rank alike, before any gradient was touched.
+    """
+    exchange = Exchange(session.plan, settings, _unique(given))
+    total = _finite(exchange, error_if_nonfinite) / settings.scale
+    coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
+    engine.scale_(_read(exchange), coefficient / settings.scale)
+    return _tensor(exchange, given, total, dtype), coefficient
+
+
+def total_norm(
+    session: Session,
+    given: Parameters,
+    norm_type: float,
+    error_if_nonfinite: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The total norm over all ranks, the same bits on each."""
+    exchange = Exchange(session.plan, Settings(norm_type), _unique(given))
+    return _tensor(exchange, given, _finite(exchange, error_if_nonfinite), dtype)
+
+
+def each_norm(
+    session: Session, given: Parameters, norm_type: float, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """The norm of each parameter of this rank's list, over all ranks that hold pieces of it."""
+    if session.slots is None:
+        session.slots = agreed_slots(session.plan)
+    slot_of = session.slots.of(session.plan)
+    unique = _unique(given)
+    slots = (session.slots.total, slot_of)
+    exchange = Exchange(session.plan, Settings(norm_type), unique, slots)
+    norms = exchange.totals()
+    by_id = {
+        id(parameter): norms[slot_of[id(entry)]]
+        for parameter, entry in zip(unique, session.plan.entries, strict=True)
+    }
+    each = [by_id[id(parameter)] for parameter in given.tensors]
+    dtype = dtype or (torch.float64 if exchange.double else torch.float32)
+    return torch.tensor(each, dtype=dtype, device=_device(exchange, given))
+
+
+def local_gradients(given: Parameters, attribute: str | None, linear: bool = True) -> Gradients:
+    """A list's gradients to be changed in place without communication: of DTensors what is local.
+
+    Args:
+        given: parameters, or gradients when `attribute` is None.
+        attribute: where gradients are found.
+        linear: whether the change commutes with sums, so that partial gradients may take it.
+
+    Raises:
+        ValueError: a partial gradient whose change needs its sum first.
+    """
+    if all_plain(given):
+        return gradients.given(given) if attribute is None else gradients.of(given, attribute)
+    found: dict[int, tuple[torch.Tensor, str]] = {}
+    for position, tensor in enumerate(given.tensors):
+        gradient = tensor if attribute is None else getattr(tensor, attribute, None)
+        if gradient is None or id(tensor) in found:
+            continue
+        name = given.name(position).strip("`")
+        found[id(tensor)] = (_local(gradient, given.name(position), linear), name)
+    listed = list(found.values())
+    return gradients.given(Parameters([t for t, _ in listed], [name for _, name in listed]))
+
+
+def _local(gradient: torch.Tensor, name: str, linear: bool) -> torch.Tensor:
+    if not compat.is_dtensor(gradient):
+        return gradient
+    for placement in compat.placements_of(gradient):
+        meaning = placements.meaning(placement)
+        if meaning.startswith("partial") and not linear:
+            raise ValueError(
+                f"gradient of {name} is placed {placement}: its sum is still pending; redistribute"
+                " it before clipping values"
+            )
+    return compat.waited(compat.local_tensor(gradient))
+
+
+def _unique(given: Parameters) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in given.tensors}.values())
+
+
+def _read(exchange: Exchange) -> Gradients:
+    assert exchange.local is not None, "a rank that failed has raised"
+    return exchange.local.gradients
+
+
+def _finite(exchange: Exchange, error_if_nonfinite: bool) -> float:
+    (total,) = exchange.totals()
+    if error_if_nonfinite and not math.isfinite(total):
+        raise ShardedClipError(
+            f"The total norm of order {exchange.settings.norm_type} for gradients from `parameters`"
+            " is non-finite, so it cannot be clipped. To disable this error and scale the gradients"
+            " by the non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    return total
+
+
+def _device(exchange: Exchange, given: Parameters) -> torch.device:
+    tensors: Sequence[torch.Tensor] = exchange.gathered.tensors
+    return tensors[0].device if tensors else given.device
+
+
+def _tensor(
+    exchange: Exchange, given: Parameters, total: float, dtype: torch.dtype | None
+) -> torch.Tensor:
+    dtype = dtype or (torch.float64 if exchange.double else torch.float32)
+    return totals.tensor_of(total, dtype, _device(exchange, given))

@@ -1,0 +1,170 @@
+"""From a caller's arguments to a session: which ranks, which transport, which plan.
+
+Sessions are kept between calls by the parameters' identities, so that a second call of the same
+model decides nothing anew. They hold no parameter alive, and check that identities are not reused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+
+from gradclip.parameters import Parameters
+from gradclip.sharding import transport
+from gradclip.sharding.compat import group_ranks
+from gradclip.sharding.plan import Plan, Replicas, Rules, layouts_of
+from gradclip.sharding.slots import Slots
+
+_KEPT_SESSIONS = 16
+
+
+class Sharding(TypedDict, total=False):
+    """The arguments about ranks that every clipping function takes.
+
+    group: the process group whose ranks clip together. By default the world, when there are
+        DTensors (whose roots must cover it); without DTensors nothing is shared by default.
+    reduce: a callable (int64 vector, "sum" or "max") that reduces the vector in place over all
+        ranks, instead of the group's all_reduce.
+    plain: who holds copies of plain tensors: "replicated" (all ranks of the stage; the default
+        beside DTensors), "distinct" (nobody else; the default without DTensors), or the ranks,
+        as a list, a process group or a mesh.
+    distinct_dims: dimensions of the root mesh, by name or as a mesh, along which ranks hold other
+        tensors rather than copies of those whose mesh lacks the dimension; ("pp",) by default.
+    replicas: overrides for single parameters, as a mapping from names or parameters or a callable
+        of (name, parameter) that returns None where it has nothing to say: what `plain=` takes, or
+        "elsewhere" for a copy that other ranks count. For a DTensor it is about copies outside of
+        its own mesh.
+    check_replicas: True compares copies at every call, False never; by default the first time
+        that a gradient is seen.
+    """
+
+    group: dist.ProcessGroup | None
+    reduce: transport.Reduce | None
+    plain: Any
+    distinct_dims: Sequence[Any]
+    replicas: Replicas | None
+    check_replicas: bool | None
+
+
+class Session:
+    """A list of parameters that is clipped over ranks again and again.
+
+    Args:
+        given: the parameters; one that is listed twice counts once.
+        way: how vectors are reduced.
+        rules: what the caller says of copies.
+        attribute: where gradients are found; None for raw gradients.
+    """
+
+    def __init__(
+        self, given: Parameters, way: transport.Transport, rules: Rules, attribute: str | None
+    ) -> None:
+        names: Sequence[str | None] = given.names or [None] * len(given.tensors)
+        named = zip(names, given.tensors, strict=True)
+        unique = list({id(parameter): (name, parameter) for name, parameter in named}.values())
+        self.plan = Plan(unique, way, rules, attribute)
+        self.references = [weakref.ref(parameter) for _, parameter in unique]
+        self.slots: Slots | None = None
+
+    def parameters(self) -> list[torch.Tensor] | None:
+        """The parameters, each once; None when one of them is gone."""
+        alive = [parameter for ref in self.references if (parameter := ref()) is not None]
+        return alive if len(alive) == len(self.references) else None
+
+
+def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
+    """The kept session of this list of parameters, or a new one; None when nothing is sharded.
+
+    Raises:
+        OwnershipError: DTensors whose root leaves out ranks of the world, without `group=`.
+        TypeError: an argument that there is not.
+    """
+    group, reduce = sharding.get("group"), sharding.get("reduce")
+    if group is None and reduce is None and all_plain(given):
+        refuse_unknown(sharding)
+        return None
+    key = (tuple(map(id, given.tensors)), attribute, _identity(sharding))
+    known = _sessions.get(key)
+    if known is not None and known.parameters() is not None:
+        _sessions.move_to_end(key)
+        return known
+    refuse_unknown(sharding)
+    way = _way(given.tensors, group, reduce)
+    return None if way is None else _kept(key, Session(given, way, _rules(sharding), attribute))
+
+
+_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+_sessions: OrderedDict[Any, Session] = OrderedDict()
+
+
+def all_plain(given: Parameters) -> bool:
+    """Whether no tensor is a DTensor (or another subclass); quick, as most lists are plain."""
+    return set(map(type, given.tensors)) <= _PLAIN_TYPES
+
+
+def _kept(key: Any, session: Session) -> Session:
+    _sessions[key] = session
+    while len(_sessions) > _KEPT_SESSIONS:
+        _sessions.popitem(last=False)
+    return session
+
+
+def refuse_unknown(sharding: Sharding) -> None:
+    """Refuse arguments that there are not, as Python would without `**sharding`.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    unknown = sorted(set(sharding) - set(Sharding.__annotations__))
+    if unknown:
+        raise TypeError(
+            f"unknown argument `{unknown[0]}`; about ranks there are"
+            f" {', '.join(Sharding.__annotations__)}"
+        )
+
+
+def _rules(sharding: Sharding) -> Rules:
+    distinct = sharding.get("distinct_dims", ("pp",))
+    return Rules(
+        plain=sharding.get("plain"),
+        distinct_dims=(distinct,) if isinstance(distinct, str) else tuple(distinct),
+        replicas=sharding.get("replicas"),
+        check_replicas=sharding.get("check_replicas"),
+    )
+
+
+def _way(
+    tensors: Sequence[torch.Tensor],
+    group: dist.ProcessGroup | None,
+    reduce: transport.Reduce | None,
+) -> transport.Transport | None:
+    """How to reduce over ranks; None when these tensors are this process's own affair."""
+    roots = [frozenset(layout.root) for layout in layouts_of(tensors)]
+    if group is None and roots:
+        group = transport.covering_group(roots)
+    if reduce is not None:
+        ranks = () if group is None else group_ranks(group)
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        return transport.over_hook(reduce, ranks, device)
+    return None if group is None else transport.over_group(group)
+
+
+def _identity(said: Any) -> Any:
+    """What stands for an argument in a key: words as they are, objects by identity.
+
+    The session keeps these objects alive, so an identity is not reused while it is a key.
+    """
+    if isinstance(said, (str, int, type(None))):
+        return said
+    if isinstance(said, torch.Tensor):
+        return id(said)
+    if isinstance(said, Mapping):
+        return tuple((_identity(key), _identity(value)) for key, value in said.items())
+    if isinstance(said, (list, tuple, range)):
+        return tuple(map(_identity, said))
+    return id(said)

@@ -1,0 +1,116 @@
+"""What the tests over several ranks build and check; runs inside the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Placement, Replicate, distribute_tensor
+
+import gradclip
+from tests import oracle
+
+NORM_TYPES = (1.0, 2.0, math.inf)
+
+
+def mesh(*shape: int, names: str | None = None) -> DeviceMesh:
+    """A CPU mesh; `names` are one word a dimension."""
+    labels = tuple(names.split()) if names else tuple(f"d{k}" for k in range(len(shape)))
+    return init_device_mesh("cpu", shape, mesh_dim_names=labels)
+
+
+def parameter(
+    full: torch.Tensor, on: DeviceMesh | None = None, *where: Placement
+) -> torch.nn.Parameter:
+    """A parameter whose gradient is `full`, sharded as told (plain without a mesh)."""
+    if on is None:
+        owner = torch.nn.Parameter(torch.zeros_like(full))
+        owner.grad = full.clone()
+        return owner
+    owner = torch.nn.Parameter(distribute_tensor(torch.zeros_like(full), on, list(where)))
+    owner.grad = distribute_tensor(full.clone(), on, list(where))
+    return owner
+
+
+def gradient(owner: torch.nn.Parameter) -> Any:
+    assert owner.grad is not None
+    return owner.grad
+
+
+def local(owner: torch.nn.Parameter) -> torch.Tensor:
+    """The local part of a gradient, itself."""
+    found: torch.Tensor = getattr(owner.grad, "_local_tensor", owner.grad)
+    return found
+
+
+def whole(owner: torch.nn.Parameter) -> torch.Tensor:
+    """The full gradient, gathered, on every rank."""
+    found = gradient(owner)
+    if not hasattr(found, "device_mesh"):
+        return torch.as_tensor(found)
+    placed = [p if not isinstance(p, Partial) else Replicate() for p in found.placements]
+    return torch.as_tensor(found.redistribute(placements=placed).full_tensor())
+
+
+@contextmanager
+def counted_calls() -> Iterator[list[str]]:
+    """The names of the torch.distributed collectives that are called."""
+    calls: list[str] = []
+    names = [
+        "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all",
+        "barrier", "broadcast", "broadcast_object_list", "gather", "recv", "reduce",
+        "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "new_group",
+    ]  # fmt: skip
+    originals = {name: getattr(dist, name) for name in names}
+
+    def counting(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return originals[name](*arguments, **named)
+
+        return call
+
+    for name in names:
+        setattr(dist, name, counting(name))
+    try:
+        yield calls
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def check_clip(
+    parameters: Sequence[torch.nn.Parameter],
+    full: Sequence[torch.Tensor],
+    norm_type: float,
+    fraction: float = 0.5,
+    **sharding: Any,
+) -> float:
+    """Clip to a fraction of the norm; everything that must hold of the result.
+
+    `full` are the logical gradients of the whole model, each once, from every rank's view the same.
+    The local gradients of `parameters` must become the oracle's, their norm must be the limit.
+    """
+    expected = oracle.total_norm(full, norm_type)
+    limit = fraction * expected
+    before = [local(p).clone() for p in parameters]
+    with counted_calls() as calls:
+        total = gradclip.clip_(parameters, limit, norm_type, dtype=torch.float64, **sharding)
+    assert type(total) is torch.Tensor
+    assert total.item() == expected, (total.item(), expected)
+    assert calls == ["all_reduce"], calls
+    for owner, was in zip(parameters, before, strict=True):
+        wanted = oracle.clipped(was, expected, limit)
+        assert torch.equal(local(owner), wanted), (local(owner), wanted)
+        assert was.numel() == 0 or not was.any() or not torch.equal(local(owner), was)
+    after = gradclip.get_total_norm(
+        [gradient(p) for p in parameters], norm_type, dtype=torch.float64, **sharding
+    )
+    narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in full)
+    assert after.item() <= limit * (1 + (2**-8 if narrow else 2**-23)), (after.item(), limit)
+    return float(total)
