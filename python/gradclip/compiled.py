@@ -28,9 +28,19 @@ def clip_(
     gradients = _gradients(parameters, attribute)
     if not gradients:
         return torch.zeros((), dtype=dtype or torch.float32)
-    result: Tensor = torch.ops.gradclip.clip_(
-        gradients, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale
-    )
+    arguments = (max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
+    if any(gradient.is_complex() for gradient in gradients):
+        return _clip_complex_(gradients, *arguments)
+    result: Tensor = torch.ops.gradclip.clip_(gradients, *arguments)
+    return result
+
+
+def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:
+    """Inductor does not lower operators that write complex tensors; it does lower `copy_`."""
+    total, factor = torch.ops.gradclip.total_and_factor(gradients, *arguments)
+    for gradient in gradients:
+        gradient.copy_(torch.ops.gradclip.scaled(gradient, factor))
+    result: Tensor = total
     return result
 
 
@@ -96,6 +106,34 @@ def _run_clip_(
     return clip.clip_found_(found, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
 
 
+def _run_total_and_factor(
+    gradients: list[Tensor],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+    eps: float,
+    loss_scale: float,
+) -> tuple[Tensor, Tensor]:
+    from gradclip import _core, clip, engine
+    from gradclip import gradients as reading
+    from gradclip.parameters import Parameters
+
+    found = reading.given(Parameters(gradients, None))
+    total = engine.total(found, norm_type) / loss_scale
+    result = clip.result_of(found, total, norm_type, error_if_nonfinite, dtype)
+    factor = _core.coefficient(total, max_norm, eps) / loss_scale
+    return result, torch.tensor(factor, dtype=torch.float64)
+
+
+def _run_scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    from gradclip import value
+
+    scaled = gradient.clone()
+    value.scale_([scaled], factor)
+    return scaled
+
+
 def _run_total_norm(
     tensors: list[Tensor], norm_type: float, error_if_nonfinite: bool, dtype: torch.dtype | None
 ) -> Tensor:
@@ -130,6 +168,11 @@ def _fake_total(gradients: list[Tensor], *arguments: Any) -> Tensor:
     return gradients[0].new_empty((), dtype=dtype, layout=torch.strided)
 
 
+def _fake_total_and_factor(gradients: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    factor = torch.empty((), dtype=torch.float64)
+    return _fake_total(gradients, *arguments), factor
+
+
 def _define(schema: str, run: Any, fake: Any) -> None:
     name = schema.split("(")[0]
     _LIBRARY.define(schema)
@@ -142,6 +185,17 @@ _define(
     "ScalarType? dtype, float eps, float loss_scale) -> Tensor",
     _run_clip_,
     _fake_total,
+)
+_define(
+    "total_and_factor(Tensor[] gradients, float max_norm, float norm_type, "
+    "bool error_if_nonfinite, ScalarType? dtype, float eps, float loss_scale) -> (Tensor, Tensor)",
+    _run_total_and_factor,
+    _fake_total_and_factor,
+)
+_define(
+    "scaled(Tensor gradient, Tensor factor) -> Tensor",
+    _run_scaled,
+    lambda gradient, factor: torch.empty_like(gradient),
 )
 _define(
     "total_norm(Tensor[] tensors, float norm_type, bool error_if_nonfinite, ScalarType? dtype) "
