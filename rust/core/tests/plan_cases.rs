@@ -1,5 +1,7 @@
 //! Routes, reasons and refusals of small lists.
 
+use std::ops::Range;
+
 use gradclip_core::dtype::DType;
 use gradclip_core::plan::{Descriptor, Device, DevicePlan, Plan, PlanError, Reason, Route};
 
@@ -123,19 +125,20 @@ fn the_refused_tensor_is_named_by_its_position() {
         refusal(floats(address, 2)),
         PlanError::AddressOverflow { tensor: 1, address }
     );
-    let owned = 2..7;
-    let error = PlanError::OwnedRange {
-        tensor: 1,
-        owned: owned.clone(),
-        elements: 6,
-    };
-    assert_eq!(
-        refusal(Descriptor {
-            owned: Some(owned),
+    for owned in [2..7, 7..7, Range { start: 3, end: 2 }] {
+        let last = Descriptor {
+            owned: Some(owned.clone()),
             ..floats(128, 6)
-        }),
-        error
-    );
+        };
+        assert_eq!(
+            refusal(last),
+            PlanError::OwnedRange {
+                tensor: 1,
+                owned,
+                elements: 6
+            }
+        );
+    }
     assert_eq!(
         refusal(floats(76, 4)),
         PlanError::Overlap {
