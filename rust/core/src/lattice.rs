@@ -27,7 +27,7 @@ pub struct Budget(pub u32);
 pub struct Undecided;
 
 impl Default for Budget {
-    /// Some 40 ms of search, for a whole plan.
+    /// Some 60 ms of search at the most, for a whole plan.
     fn default() -> Self {
         Budget(1 << 17)
     }
