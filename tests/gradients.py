@@ -22,7 +22,7 @@ FLOAT8_DTYPES = [
 
 def parameter(gradient: torch.Tensor) -> torch.nn.Parameter:
     """A parameter whose `.grad` is this very tensor."""
-    data = torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    data = torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
     has_gradients = gradient.is_floating_point() or gradient.is_complex()
     owner = torch.nn.Parameter(data, requires_grad=has_gradients)
     owner.grad = gradient

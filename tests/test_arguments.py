@@ -1,0 +1,224 @@
+"""Bad input is refused before anything is written, with a message that names what was wrong."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import gradclip
+from tests import oracle
+from tests.gradients import gradient_of, parameter, parameters
+
+Call = Callable[[Any], Any]
+
+
+def refused(call: Call, owners: Any, error: type[Exception], message: str) -> None:
+    """Asserts an error, and that no gradient changed by a bit."""
+    holders = [owner[1] if isinstance(owner, tuple) else owner for owner in owners]
+    before = [gradient_of(owner).clone() for owner in holders if owner.grad is not None]
+    with pytest.raises(error, match=message):
+        call(owners)
+    after = [gradient_of(owner) for owner in holders if owner.grad is not None]
+    assert all(oracle.same_bits(a, b) for a, b in zip(after, before, strict=True))
+
+
+def ordinary() -> list[torch.nn.Parameter]:
+    return parameters([torch.tensor([3.0, 4.0]), torch.ones(5, dtype=torch.bfloat16)])
+
+
+CLIPS: list[Callable[[Any, Any], Any]] = [
+    lambda owners, limit: gradclip.clip_(owners, limit),
+    lambda owners, limit: gradclip.clip_grad_norm_(owners, limit),
+    lambda owners, limit: gradclip.clip_grads_with_norm_(owners, limit, torch.tensor(5.0)),
+]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("limit", [-1.0, math.nan, -math.inf, "-2", torch.tensor(-1.0)])
+def test_max_norm(clip: Callable[[Any, Any], Any], limit: Any, route: str) -> None:
+    message = rf"`max_norm` is {float(limit)}; expected a number >= 0"
+    refused(lambda owners: clip(owners, limit), ordinary(), ValueError, message)
+
+
+@pytest.mark.parametrize("limit", [-0.5, math.nan])
+def test_clip_value(limit: float, route: str) -> None:
+    message = rf"`clip_value` is {limit}; expected a number >= 0"
+    refused(lambda o: gradclip.clip_grad_value_(o, limit), ordinary(), ValueError, message)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda owners: gradclip.clip_(owners, 1.0, math.nan),
+        lambda owners: gradclip.clip_grad_norm_(owners, 1.0, math.nan),
+        lambda owners: gradclip.get_total_norm(map(gradient_of, owners), math.nan),
+        lambda owners: gradclip.grad_norms(owners, math.nan),
+    ],
+)
+def test_norm_type(call: Call, route: str) -> None:
+    refused(call, ordinary(), ValueError, "`norm_type` is nan; pass a number such as")
+
+
+@pytest.mark.parametrize("total", [-1.0, -math.inf, torch.tensor(-1.0)])
+def test_total_norm(total: float | torch.Tensor, route: str) -> None:
+    def call(owners: Any) -> None:
+        gradclip.clip_grads_with_norm_(owners, 1.0, total)
+
+    message = rf"`total_norm` is {float(total)}; expected a norm >= 0"
+    refused(call, ordinary(), ValueError, message)
+
+
+@pytest.mark.parametrize("eps", [-1e-6, math.nan, math.inf])
+def test_eps(eps: float) -> None:
+    refused(lambda o: gradclip.clip_(o, 1.0, eps=eps), ordinary(), ValueError, f"`eps` is {eps}")
+
+
+@pytest.mark.parametrize("scale", [0.0, -8.0, math.nan, math.inf])
+def test_loss_scale(scale: float) -> None:
+    message = f"`scale` is {scale}; expected a positive finite loss scale"
+    refused(lambda o: gradclip.clip_(o, 1.0, scale=scale), ordinary(), ValueError, message)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool])
+def test_dtype_of_the_result(dtype: torch.dtype) -> None:
+    message = rf"`dtype` is {dtype}; expected a floating dtype"
+    refused(lambda o: gradclip.clip_(o, 1.0, dtype=dtype), ordinary(), TypeError, message)
+
+
+def test_coefficient() -> None:
+    tensor = torch.ones(3)
+    with pytest.raises(ValueError, match=r"`coefficient` has shape \(2,\); expected a number"):
+        gradclip.scale_([tensor], torch.ones(2))
+    assert tensor.tolist() == [1.0] * 3
+
+
+CALLS: dict[str, Call] = {
+    "clip_": lambda owners: gradclip.clip_(owners, 1.0),
+    "clip_grad_norm_": lambda owners: gradclip.clip_grad_norm_(owners, 1.0),
+    "clip_grads_with_norm_": lambda o: gradclip.clip_grads_with_norm_(o, 1.0, torch.tensor(9.0)),
+    "clip_grad_value_": lambda owners: gradclip.clip_grad_value_(owners, 0.5),
+    "grad_norms": lambda owners: gradclip.grad_norms(owners),
+    "explain": lambda owners: gradclip.explain(owners),
+}
+
+
+def integer() -> torch.Tensor:
+    return torch.tensor([3, 4])
+
+
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+UNSUPPORTED: list[tuple[Callable[[], torch.Tensor], str]] = [
+    (integer, "torch.int64"),
+    (lambda: torch.tensor([True]), "torch.bool"),
+    (quantized, "torch.qint8"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("make", "dtype"), UNSUPPORTED)
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")
+def test_gradients_without_a_norm(
+    call: Call, make: Callable[[], torch.Tensor], dtype: str, route: str
+) -> None:
+    gradient = make()
+    bad = torch.nn.Parameter(gradient.clone(), requires_grad=False)
+    bad.grad = gradient
+    good = ordinary()
+    message = f"gradient of `layer.weight` is {dtype}; expected a floating or complex dtype"
+    named = [("first", good[0]), ("layer.weight", bad), ("last", good[1])]
+    with pytest.raises(TypeError, match=message):
+        call(iter(named))
+    with pytest.raises(TypeError, match=f"gradient of parameter 1 is {dtype}"):
+        call([good[0], bad])
+    assert gradient_of(good[0]).tolist() == [3.0, 4.0]
+    assert gradient_of(good[1]).tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.filterwarnings("ignore:.*beta state")
+def test_a_layout_without_a_norm(call: Call, route: str) -> None:
+    bad = torch.nn.Parameter(torch.eye(3).to_sparse_csr(), requires_grad=False)
+    bad.grad = torch.eye(3).to_sparse_csr()
+    with pytest.raises(TypeError, match=r"gradient of parameter 0 .*layout torch.sparse_csr"):
+        call([bad])
+
+
+def overlapping() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    storage = torch.arange(1.0, 13.0)
+    yield storage[:6], storage[5:]
+    yield storage[::2], storage[::3]
+    yield storage.view(3, 4), storage.view(3, 4)[1:2, 1:3]
+    yield storage, storage.view(torch.int32)[4:8].view(torch.float32)
+    yield storage[:1], storage.view(torch.bfloat16)[1:2]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("index", range(5))
+def test_gradients_that_share_memory(call: Call, index: int, route: str) -> None:
+    first, second = list(overlapping())[index]
+    named = list(zip("ab", parameters([first, second]), strict=True))
+    for pairs in (named, named[::-1]):
+        names = [name for name, _ in pairs]
+        message = f"gradients of `{names[0]}` and `{names[1]}` share memory.*clone"
+        refused(call, pairs, ValueError, message)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_gradient_that_overlaps_itself(call: Call, route: str) -> None:
+    windows = torch.arange(1.0, 9.0).as_strided((5, 3), (1, 1))
+    refused(call, [("w", parameter(windows))], ValueError, "gradient of `w` .*overlap")
+
+
+def test_neighbours_that_interleave_are_no_overlap() -> None:
+    storage = torch.tensor([3.0, 4.0, 0.0, 0.0])
+    owners = parameters([storage[::2], storage[1::2]])
+    assert gradclip.clip_(owners, 2.5, eps=0.0).item() == 5.0
+    assert storage.tolist() == [1.5, 2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("form", [list, lambda tensors: tensors[0], iter])
+def test_raw_gradients_instead_of_parameters(form: Callable[..., Any], route: str) -> None:
+    raw = [torch.tensor([3.0, 4.0])]
+    with pytest.raises(TypeError, match=r"parameter 0 is a plain tensor without \.grad"):
+        gradclip.clip_grads_with_norm_(form(raw), 1.0, torch.tensor(5.0))
+    assert raw[0].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_entries_that_are_no_tensors(call: Call) -> None:
+    good = ordinary()
+    for bad, kind in ((None, "NoneType"), (1.0, "float"), ("weight", "str")):
+        with pytest.raises(TypeError, match=f"`parameters` holds {kind} at position 1"):
+            call([good[0], bad])
+    assert gradient_of(good[0]).tolist() == [3.0, 4.0]
+
+
+def test_a_missing_attribute_is_no_missing_gradient() -> None:
+    owners = ordinary()
+    with pytest.raises((AttributeError, ValueError), match="main_gard"):
+        gradclip.clip_(owners, 1.0, grad="main_gard")
+
+
+def test_complex_values_have_no_order(route: str) -> None:
+    bad = parameter(torch.tensor([3 + 4j]))
+    named = [("first", ordinary()[0]), ("wave", bad)]
+    message = "gradient of `wave` is torch.complex64, which has no order"
+    refused(lambda o: gradclip.clip_grad_value_(o, 1.0), named, TypeError, message)
+
+
+@pytest.mark.parametrize("entry", [("a", 1.0), ("a", None)])
+def test_pairs_without_tensors(entry: tuple[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"`parameters` holds .* at position 0"):
+        gradclip.clip_([entry], 1.0)
+
+
+@pytest.mark.parametrize("limit", ["1.0", 1, torch.tensor(1.0), torch.tensor(1.0).double()])
+def test_limits_that_are_numbers_in_other_clothes(limit: Any) -> None:
+    owner = parameter(torch.tensor([3.0, 4.0]))
+    assert gradclip.clip_([owner], limit, "2").item() == 5.0  # type: ignore[arg-type]
+    assert gradient_of(owner).tolist() == pytest.approx([0.6, 0.8])
