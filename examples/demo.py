@@ -15,6 +15,7 @@ def main() -> None:
     """Run the demo on the first CUDA device, or on the CPU where there is none."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=400, help="training steps")
+    parser.add_argument("--seconds", type=float, default=60.0, help="training time at most")
     parser.add_argument("--max-norm", type=float, default=0.5, help="norm to clip to")
     arguments = parser.parse_args()
 
@@ -27,7 +28,7 @@ def main() -> None:
         f"{n_parameters:,} parameters on {device}, {len(text):,} bytes of Python's reference, "
         f"each step clipped to {arguments.max_norm}"
     )
-    train.run(training, arguments.steps, console)
+    train.run(training, arguments.steps, arguments.seconds, console)
     show_norms(training, console)
 
 

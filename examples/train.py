@@ -1,5 +1,6 @@
 """Train the byte transformer with every step clipped, and show how it goes."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +51,13 @@ def begin(text: Tensor, device: torch.device, max_norm: float, seed: int = 0) ->
     return Training(model, optimizer, text, torch.Generator().manual_seed(seed), max_norm)
 
 
-def run(training: Training, steps: int, console: Console) -> None:
-    """Take the steps under a progress bar; ten of them leave a line, with or without a terminal."""
+def run(training: Training, steps: int, seconds: float, console: Console) -> None:
+    """Take the steps, or as many as the seconds allow, under a progress bar.
+
+    About ten of them leave a line, with a terminal or without.
+    """
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    start = time.monotonic()
     n_clipped = torch.zeros((), dtype=torch.int64)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         for step in bar.track(range(1, steps + 1)):
@@ -63,3 +68,6 @@ def run(training: Training, steps: int, console: Console) -> None:
                     f"step {step:4d}   loss {loss:.3f} nats a byte   total norm {total_norm:.4f}"
                     f"   clipped so far {n_clipped} of {step}"
                 )
+            if time.monotonic() - start > seconds:
+                console.print(f"stopped after {seconds:g} s and {step} steps")
+                break
