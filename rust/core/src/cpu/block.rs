@@ -2,22 +2,11 @@
 
 use super::element::Element;
 use super::simd::Kernel;
+use super::vector::Vector;
 use crate::norm::exponent_of;
 
-/// Elements of one block: 16 KiB of float32.
-pub const BLOCK: usize = 4096;
-
-/// Lanes of the generic kernels: two AVX-512 or four AVX2 vectors of float64, enough to hide latency.
-pub const LANES: usize = 16;
-
-/// The whole groups of lanes, and the rest padded with zeros.
-#[inline(always)]
-pub fn lanes<T: Element>(block: &[T]) -> (&[[T; LANES]], [T; LANES]) {
-    let (groups, rest) = block.as_chunks::<LANES>();
-    let mut padded = [T::ZERO; LANES];
-    padded[..rest.len()].copy_from_slice(rest);
-    (groups, padded)
-}
+/// Elements of one block: 8 KiB of float32, and few enough additions a lane that bfloat16 needs one grid.
+pub const BLOCK: usize = 2048;
 
 /// The largest and the smallest non-zero magnitude of a block, as bits.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +50,7 @@ impl<T: Element> Kernel for Measure<'_, T> {
     type Output = Span<T>;
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> Span<T> {
+    fn run<V: Vector>(self) -> Span<T> {
         /// Magnitudes looked at side by side: one AVX-512 vector of the narrowest type.
         const WIDTH: usize = 32;
         let mut largest = [T::LOWEST; WIDTH];

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use super::vector::Vector;
+
 /// A real element type that widens to float64 exactly.
 pub trait Element: Copy + Send + Sync + 'static {
     /// Bits after the leading one of a normal number.
@@ -21,6 +23,12 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// Bits of infinity: everything from there on is not finite.
     const INFINITY: Self::Bits;
 
+    /// Widens elements from memory to a vector.
+    ///
+    /// # Safety
+    /// `V::WIDTH` elements must be readable.
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+
     /// The element as float64.
     fn widen(self) -> f64;
 
@@ -32,7 +40,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 macro_rules! element {
-    ($type:ty, $bits:ty, fraction: $fraction:expr, smallest: $smallest:expr, exact: $exact:expr, $widen:expr) => {
+    ($type:ty, $bits:ty, fraction: $fraction:expr, smallest: $smallest:expr, exact: $exact:expr, $load:ident, $widen:expr) => {
         impl Element for $type {
             const FRACTION_BITS: i32 = $fraction;
             const SMALLEST_NORMAL: i32 = $smallest;
@@ -42,6 +50,12 @@ macro_rules! element {
             const LOWEST: $bits = 0;
             const HIGHEST: $bits = <$bits>::MAX >> 1;
             const INFINITY: $bits = <$type>::INFINITY.to_bits();
+
+            #[inline(always)]
+            unsafe fn load<V: Vector>(from: *const Self) -> V {
+                // SAFETY: the caller's contract.
+                unsafe { V::$load(from) }
+            }
 
             #[inline(always)]
             fn widen(self) -> f64 {
@@ -61,9 +75,9 @@ macro_rules! element {
     };
 }
 
-element!(f16, u16, fraction: 10, smallest: -14, exact: true, f16::to_f64);
-element!(bf16, u16, fraction: 7, smallest: -126, exact: true, |x: bf16| {
+element!(f16, u16, fraction: 10, smallest: -14, exact: true, load_f16, f16::to_f64);
+element!(bf16, u16, fraction: 7, smallest: -126, exact: true, load_bf16, |x: bf16| {
     f64::from(f32::from_bits(u32::from(x.to_bits()) << 16))
 });
-element!(f32, u32, fraction: 23, smallest: -126, exact: true, f64::from);
-element!(f64, u64, fraction: 52, smallest: -1022, exact: false, |x| x);
+element!(f32, u32, fraction: 23, smallest: -126, exact: true, load_f32, f64::from);
+element!(f64, u64, fraction: 52, smallest: -1022, exact: false, load_f64, |x| x);

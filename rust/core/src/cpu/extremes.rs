@@ -2,6 +2,7 @@
 
 use super::element::Element;
 use super::simd::Kernel;
+use super::vector::Vector;
 use crate::exact::Sums;
 use crate::finish::extreme_key;
 use crate::norm::NormKind;
@@ -13,7 +14,7 @@ impl<T: Element> Kernel for Smallest<'_, T> {
     type Output = T::Bits;
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> T::Bits {
+    fn run<V: Vector>(self) -> T::Bits {
         const WIDTH: usize = 32;
         let mut smallest = [T::HIGHEST; WIDTH];
         let (groups, rest) = self.0.as_chunks::<WIDTH>();
@@ -34,7 +35,7 @@ impl<T: Element> Kernel for NonZeros<'_, T> {
     type Output = usize;
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) -> usize {
+    fn run<V: Vector>(self) -> usize {
         self.0
             .iter()
             .filter(|x| x.magnitude_bits() != T::LOWEST)

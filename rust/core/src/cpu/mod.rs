@@ -11,6 +11,7 @@ mod scale;
 mod simd;
 mod sum;
 mod threads;
+mod vector;
 mod window;
 
 pub use scale::{clamp, scale};

@@ -1,24 +1,28 @@
 //! Terms |x|^p of a block, for norm types whose terms are float64 powers.
 
-use super::block::{BLOCK, LANES};
+use super::block::BLOCK;
 use super::element::Element;
 use super::simd::Kernel;
+use super::vector::Vector;
 use crate::exact::{DoubleDouble, Sums};
 use crate::norm::{LARGEST_TERM, NormKind, SMALLEST_TERM, Scale};
 
+/// Terms computed side by side.
+const LANES: usize = 8;
+
 /// Fills a buffer with the terms of a block; elements without a term give 0.
-pub struct Terms<'a, T> {
+pub struct Powers<'a, T> {
     pub block: &'a [T],
     pub kind: NormKind,
     pub scale: Option<Scale>,
     pub terms: &'a mut [f64; BLOCK],
 }
 
-impl<T: Element> Kernel for Terms<'_, T> {
+impl<T: Element> Kernel for Powers<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn run<V: Vector>(self) {
         for (&x, term) in self.block.iter().zip(self.terms.iter_mut()) {
             let magnitude = x.widen().abs();
             *term = self

@@ -11,6 +11,7 @@ use super::float_mode::StandardMode;
 use super::simd::{Kernel, Simd, dispatch};
 use super::sum::elements;
 use super::threads::Threads;
+use super::vector::Vector;
 use crate::dtype::DType;
 use crate::plan::Chunk;
 
@@ -189,7 +190,7 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn run<V: Vector>(self) {
         match self.change {
             Change::Times(factor) => {
                 let factor = factor as f32;
@@ -216,7 +217,7 @@ impl Kernel for Wide<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn run<V: Vector>(self) {
         match self.change {
             Change::Times(factor) => self.block.iter_mut().for_each(|x| *x *= factor),
             Change::Limit(limit) => self.block.iter_mut().for_each(|x| *x = limited(*x, limit)),

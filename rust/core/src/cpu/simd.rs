@@ -1,9 +1,13 @@
 //! One generic body, compiled once for each instruction set and chosen at run time.
 //!
-//! A kernel is plain Rust over small arrays of lanes; inlined into a `#[target_feature]` function it becomes that
-//! set's vector code. The results need no care: every set computes the same exact sums.
+//! A kernel is generic over the set's [`Vector`], or plain Rust over small arrays; inlined into a `#[target_feature]`
+//! function it becomes that set's code. The results need no care: every set computes the same exact sums.
 
 use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+use super::vector::{Avx2, Avx512};
+use super::vector::{Pair, Vector};
 
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +41,8 @@ pub trait Kernel {
     /// What the work yields.
     type Output;
 
-    /// Does the work; `FMA` says whether a fused multiply-add is one instruction.
-    fn run<const FMA: bool>(self) -> Self::Output;
+    /// Does the work with vectors of the instruction set.
+    fn run<V: Vector>(self) -> Self::Output;
 }
 
 /// The best instruction set of this machine.
@@ -72,8 +76,7 @@ fn best() -> Simd {
 #[inline]
 pub fn dispatch<K: Kernel>(simd: Simd, kernel: K) -> K::Output {
     match simd {
-        Simd::Baseline if cfg!(target_arch = "aarch64") => kernel.run::<true>(),
-        Simd::Baseline => kernel.run::<false>(),
+        Simd::Baseline => kernel.run::<Pair>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Avx2` comes from `detect`, which found these features on this machine.
         Simd::Avx2 => unsafe { with_avx2(kernel) },
@@ -86,11 +89,11 @@ pub fn dispatch<K: Kernel>(simd: Simd, kernel: K) -> K::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<true>()
+    kernel.run::<Avx2>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<true>()
+    kernel.run::<Avx512>()
 }

@@ -1,6 +1,5 @@
 //! Sums over chunks.
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -9,11 +8,11 @@ use super::element::Element;
 use super::extremes::{NonZeros, Smallest, add_each};
 use super::float_mode::StandardMode;
 use super::magnitude::complex_magnitude;
-use super::powers::{Terms, count_exceptions};
+use super::powers::{Powers, count_exceptions};
 use super::read::Rows;
 use super::simd::{Simd, dispatch};
 use super::threads::Threads;
-use super::window::{Magnitudes, Squares, Window};
+use super::window::{Terms, Windowed};
 use crate::dtype::DType;
 use crate::exact::{Limbs, Sums};
 use crate::finish::extreme_key;
@@ -110,7 +109,9 @@ unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
     // SAFETY: the chunk's dtype names what its address points at; the rest is the caller's contract.
     unsafe {
         match chunk.dtype {
-            DType::F16 => rows::<f16>(chunk, 1).for_each_block(|block| add_half(block, pass, sums)),
+            DType::F16 => {
+                rows::<f16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
+            }
             DType::Bf16 => {
                 rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
             }
@@ -151,14 +152,6 @@ fn add_complex<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
         *magnitude = complex_magnitude(real, imaginary);
     }
     add_block(&magnitudes[..pairs.len()], pass, sums);
-}
-
-/// float16 is summed as float32: the conversion of a whole block has instructions of its own.
-fn add_half(block: &[f16], pass: Pass, sums: &mut Sums) {
-    let mut wide = [0.0; BLOCK];
-    let wide = &mut wide[..block.len()];
-    block.convert_to_f32_slice(wide);
-    add_block(wide, pass, sums);
 }
 
 fn add_block<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
@@ -202,7 +195,7 @@ fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     let mut terms = [0.0; BLOCK];
     dispatch(
         pass.simd,
-        Terms {
+        Powers {
             block,
             kind: pass.kind,
             scale: pass.scale,
@@ -217,81 +210,78 @@ fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     }
 }
 
-macro_rules! by_levels {
-    ($kernel:ident, $block:expr, $window:expr, $simd:expr, $limbs:expr, $slow:expr) => {
-        match $window {
-            Some(window) if window.levels() <= 8 => {
-                let (block, limbs) = ($block, $limbs);
-                match window.levels() {
-                    1 => dispatch(
-                        $simd,
-                        $kernel::<T, 1> {
-                            block,
-                            window,
-                            limbs,
-                        },
-                    ),
-                    2 => dispatch(
-                        $simd,
-                        $kernel::<T, 2> {
-                            block,
-                            window,
-                            limbs,
-                        },
-                    ),
-                    3 => dispatch(
-                        $simd,
-                        $kernel::<T, 3> {
-                            block,
-                            window,
-                            limbs,
-                        },
-                    ),
-                    4..=5 => dispatch(
-                        $simd,
-                        $kernel::<T, 5> {
-                            block,
-                            window,
-                            limbs,
-                        },
-                    ),
-                    _ => dispatch(
-                        $simd,
-                        $kernel::<T, 8> {
-                            block,
-                            window,
-                            limbs,
-                        },
-                    ),
-                }
-            }
-            _ => $slow,
-        }
-    };
-}
-
 fn add_magnitudes<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
-    let window = Window::new(span.top_exponent() + 1, span.unit_exponent());
-    by_levels!(
-        Magnitudes,
-        block,
-        window,
-        simd,
-        limbs,
-        deposit_each(block, 1, limbs)
-    );
+    let terms = Terms {
+        top: span.top_exponent() + 1,
+        unit: span.unit_exponent(),
+    };
+    add_windowed::<T, false>(block, terms, 1, simd, limbs);
 }
 
 fn add_squares<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
-    let window = Window::new(2 * (span.top_exponent() + 1), 2 * span.unit_exponent());
-    by_levels!(
-        Squares,
-        block,
-        window,
-        simd,
-        limbs,
-        deposit_each(block, 2, limbs)
-    );
+    let terms = Terms {
+        top: 2 * (span.top_exponent() + 1),
+        unit: 2 * span.unit_exponent(),
+    };
+    let parts = if T::SQUARE_IS_EXACT { 1 } else { 2 };
+    add_windowed::<T, true>(block, terms, parts, simd, limbs);
+}
+
+/// Adds terms with as many grids as they need; element by element where that is more than the kernels have.
+fn add_windowed<T: Element, const SQUARES: bool>(
+    block: &[T],
+    terms: Terms,
+    parts: usize,
+    simd: Simd,
+    limbs: &mut Limbs,
+) {
+    match if terms.fit() {
+        terms.levels(parts)
+    } else {
+        usize::MAX
+    } {
+        1 => dispatch(
+            simd,
+            Windowed::<T, 1, SQUARES> {
+                block,
+                terms,
+                limbs,
+            },
+        ),
+        2 => dispatch(
+            simd,
+            Windowed::<T, 2, SQUARES> {
+                block,
+                terms,
+                limbs,
+            },
+        ),
+        3 => dispatch(
+            simd,
+            Windowed::<T, 3, SQUARES> {
+                block,
+                terms,
+                limbs,
+            },
+        ),
+        4 | 5 => dispatch(
+            simd,
+            Windowed::<T, 5, SQUARES> {
+                block,
+                terms,
+                limbs,
+            },
+        ),
+        6..9 => dispatch(
+            simd,
+            Windowed::<T, 8, SQUARES> {
+                block,
+                terms,
+                limbs,
+            },
+        ),
+        _ => deposit_each(block, if SQUARES { 2 } else { 1 }, limbs),
+    }
 }
 
 /// A block with NaN or infinities in it.

@@ -7,49 +7,67 @@
 //! Source: the "prerounding" of S. M. Rump, T. Ogita, S. Oishi, "Accurate floating-point summation", SIAM J. Sci.
 //! Comput. 31 (2008); P. Ahrens, J. Demmel, H. D. Nguyen, TOMS 46 (2020).
 
-use super::block::{BLOCK, LANES, lanes};
+use super::block::BLOCK;
 use super::element::Element;
 use super::simd::Kernel;
+use super::vector::Vector;
 use crate::exact::{Limbs, power_of_two};
 
-/// Bits that the additions of one lane may carry: it takes BLOCK / LANES terms, and twice as many rests of squares.
-const CARRY_BITS: i32 = (BLOCK / LANES).ilog2() as i32 + 1;
-
-/// Bits of one grid that are left for a term.
-const GRID_BITS: i32 = 52 - CARRY_BITS;
+/// Vectors of one level: enough independent additions to hide their latency.
+const UNROLL: usize = 4;
 
 /// The finest grid: every float64 is a multiple of it.
 const FINEST: i32 = -1074;
 
 /// Above this exponent of its terms a block's accumulators would overflow.
-const LARGEST_TOP: i32 = 1023 - CARRY_BITS - 2;
+const LARGEST_TOP: i32 = 1000;
 
-/// The grids for one block of terms.
+/// A span of terms: they are below 2^`top` and multiples of 2^`unit`.
 #[derive(Clone, Copy, Debug)]
-pub struct Window {
+pub struct Terms {
+    pub top: i32,
+    pub unit: i32,
+}
+
+impl Terms {
+    /// Whether float64 accumulators hold such terms at all.
+    pub fn fit(self) -> bool {
+        self.top <= LARGEST_TOP && self.unit >= FINEST
+    }
+
+    /// Grids that the terms of a whole block need, at most, if each gives `parts` numbers.
+    pub fn levels(self, parts: usize) -> usize {
+        Window::new(self, BLOCK, parts).levels(self)
+    }
+}
+
+/// The grids for the lanes of one block.
+#[derive(Clone, Copy, Debug)]
+struct Window {
     first: i32,
-    levels: usize,
+    bits: i32,
 }
 
 impl Window {
-    /// The window of non-negative terms below 2^`top` that are multiples of 2^`unit`; `None` when they lie outside
-    /// of what float64 accumulators can hold.
-    pub fn new(top: i32, unit: i32) -> Option<Self> {
-        if top > LARGEST_TOP || unit < FINEST {
-            return None;
+    /// The grids that hold `additions` terms a lane, each of `parts` numbers.
+    ///
+    /// A lane of 2^c terms grows by c bits, and 52 is what float64 has below its leading one. The same holds for the
+    /// rests, which are at most half of their grid's unit and start in the middle of the binade.
+    fn new(terms: Terms, additions: usize, parts: usize) -> Self {
+        let carry_bits = (additions * parts).next_power_of_two().ilog2() as i32;
+        let bits = 52 - carry_bits;
+        Window {
+            first: (terms.top - bits).max(FINEST),
+            bits,
         }
-        let first = (top - GRID_BITS).max(FINEST);
-        let levels = 1 + ((first - unit).max(0) as usize).div_ceil(GRID_BITS as usize - 1);
-        Some(Window { first, levels })
     }
 
-    /// Grids needed.
-    pub fn levels(&self) -> usize {
-        self.levels
+    fn levels(&self, terms: Terms) -> usize {
+        1 + ((self.first - terms.unit).max(0) as usize).div_ceil(self.bits as usize)
     }
 
     fn grid(&self, level: usize) -> i32 {
-        (self.first - level as i32 * (GRID_BITS - 1)).max(FINEST)
+        (self.first - level as i32 * self.bits).max(FINEST)
     }
 
     /// Where the lanes of a level start. Rests have either sign: their start lies in the middle of the binade.
@@ -60,112 +78,113 @@ impl Window {
 }
 
 /// The lanes of all levels.
-struct Lanes<const LEVELS: usize>([[f64; LANES]; LEVELS]);
+struct Lanes<V, const LEVELS: usize>([[V; UNROLL]; LEVELS]);
 
-impl<const LEVELS: usize> Lanes<LEVELS> {
+impl<V: Vector, const LEVELS: usize> Lanes<V, LEVELS> {
+    /// Elements added at once.
+    const STRIDE: usize = UNROLL * V::WIDTH;
+
     #[inline(always)]
     fn new(window: &Window) -> Self {
-        Lanes(std::array::from_fn(|level| [window.start(level); LANES]))
+        Lanes(std::array::from_fn(|level| {
+            [V::splat(window.start(level)); UNROLL]
+        }))
     }
 
-    /// Adds one term a lane from `level` on downwards.
+    /// Adds one term a lane to the `column`-th vectors, from `level` on downwards.
     #[inline(always)]
-    fn add(&mut self, level: usize, terms: [f64; LANES]) {
-        let mut rest = terms;
-        for tops in &mut self.0[level..LEVELS - 1] {
-            for lane in 0..LANES {
-                let sum = tops[lane] + rest[lane];
-                rest[lane] -= sum - tops[lane];
-                tops[lane] = sum;
-            }
+    fn add(&mut self, level: usize, column: usize, mut rest: V) {
+        for level in level..LEVELS - 1 {
+            let top = self.0[level][column];
+            let sum = top.add(rest);
+            rest = rest.sub(sum.sub(top));
+            self.0[level][column] = sum;
         }
-        for lane in 0..LANES {
-            self.0[LEVELS - 1][lane] += rest[lane];
+        let last = &mut self.0[LEVELS - 1][column];
+        *last = last.add(rest);
+    }
+
+    /// Adds the square of x, exact in float64: the first level takes it inside a fused multiply-add.
+    #[inline(always)]
+    fn add_exact_square(&mut self, column: usize, x: V) {
+        let top = self.0[0][column];
+        let sum = x.square_plus(top);
+        self.0[0][column] = sum;
+        if LEVELS > 1 {
+            self.add(1, column, x.square_plus(top.sub(sum)));
+        }
+    }
+
+    /// Adds the square of x, as its rounded value and the rest of that.
+    #[inline(always)]
+    fn add_square(&mut self, column: usize, x: V) {
+        let square = x.square();
+        self.add(0, column, square);
+        if LEVELS > 1 {
+            self.add(1, column, x.square_rest(square));
         }
     }
 
     #[inline(always)]
     fn deposit(&self, window: &Window, limbs: &mut Limbs) {
         for (level, tops) in self.0.iter().enumerate() {
-            let start = window.start(level).to_bits();
-            let units = tops
-                .iter()
-                .map(|top| top.to_bits().wrapping_sub(start) as i64)
-                .sum::<i64>();
+            let start = window.start(level);
+            let units = tops.iter().map(|top| top.units_above(start)).sum::<i64>();
             limbs.deposit(i128::from(units), window.grid(level));
         }
     }
 }
 
-/// Adds the magnitudes of a block.
-pub struct Magnitudes<'a, T, const LEVELS: usize> {
+/// Adds the magnitudes or the squares of a block.
+pub struct Windowed<'a, T, const LEVELS: usize, const SQUARES: bool> {
     pub block: &'a [T],
-    pub window: Window,
+    pub terms: Terms,
     pub limbs: &'a mut Limbs,
 }
 
-impl<T: Element, const LEVELS: usize> Kernel for Magnitudes<'_, T, LEVELS> {
+impl<T: Element, const LEVELS: usize, const SQUARES: bool> Kernel
+    for Windowed<'_, T, LEVELS, SQUARES>
+{
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let mut tops = Lanes::<LEVELS>::new(&self.window);
-        let (groups, rest) = lanes(self.block);
+    fn run<V: Vector>(self) {
+        let stride = Lanes::<V, LEVELS>::STRIDE;
+        let parts = if SQUARES && !T::SQUARE_IS_EXACT { 2 } else { 1 };
+        let window = Window::new(self.terms, self.block.len().div_ceil(stride), parts);
+        let mut lanes = Lanes::<V, LEVELS>::new(&window);
+        let groups = self.block.chunks_exact(stride);
+        let mut padded = [T::ZERO; MOST_LANES];
+        let rest = groups.remainder();
+        padded[..rest.len()].copy_from_slice(rest);
         for group in groups {
-            tops.add(0, group.map(|x| x.widen().abs()));
+            add_group::<T, V, LEVELS, SQUARES>(&mut lanes, group);
         }
-        tops.add(0, rest.map(|x| x.widen().abs()));
-        tops.deposit(&self.window, self.limbs);
+        if !rest.is_empty() {
+            add_group::<T, V, LEVELS, SQUARES>(&mut lanes, &padded[..stride]);
+        }
+        lanes.deposit(&window, self.limbs);
     }
 }
 
-/// Adds the squares of a block.
-pub struct Squares<'a, T, const LEVELS: usize> {
-    pub block: &'a [T],
-    pub window: Window,
-    pub limbs: &'a mut Limbs,
-}
-
-impl<T: Element, const LEVELS: usize> Kernel for Squares<'_, T, LEVELS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let mut tops = Lanes::<LEVELS>::new(&self.window);
-        let (groups, rest) = lanes(self.block);
-        for group in groups {
-            add_squares::<T, LEVELS, FMA>(&mut tops, group);
-        }
-        add_squares::<T, LEVELS, FMA>(&mut tops, &rest);
-        tops.deposit(&self.window, self.limbs);
-    }
-}
+/// Lanes of the widest vectors.
+const MOST_LANES: usize = UNROLL * 8;
 
 #[inline(always)]
-fn add_squares<T: Element, const LEVELS: usize, const FMA: bool>(
-    tops: &mut Lanes<LEVELS>,
-    group: &[T; LANES],
+fn add_group<T: Element, V: Vector, const LEVELS: usize, const SQUARES: bool>(
+    lanes: &mut Lanes<V, LEVELS>,
+    group: &[T],
 ) {
-    let x = group.map(T::widen);
-    if T::SQUARE_IS_EXACT && FMA && LEVELS > 1 {
-        add_fused(tops, x);
-        return;
+    assert!(group.len() == Lanes::<V, LEVELS>::STRIDE);
+    for column in 0..UNROLL {
+        // SAFETY: the group holds UNROLL x WIDTH elements.
+        let x: V = unsafe { T::load(group.as_ptr().add(column * V::WIDTH)) };
+        if !SQUARES {
+            lanes.add(0, column, x.abs());
+        } else if T::SQUARE_IS_EXACT {
+            lanes.add_exact_square(column, x);
+        } else {
+            lanes.add_square(column, x);
+        }
     }
-    tops.add(0, x.map(|x| x * x));
-    if !T::SQUARE_IS_EXACT && LEVELS > 1 {
-        tops.add(1, x.map(|x| x.mul_add(x, -(x * x))));
-    }
-}
-
-/// The first level takes the square inside a fused multiply-add, which saves one operation in five.
-#[inline(always)]
-fn add_fused<const LEVELS: usize>(tops: &mut Lanes<LEVELS>, x: [f64; LANES]) {
-    let mut rest = [0.0; LANES];
-    for lane in 0..LANES {
-        let top = tops.0[0][lane];
-        let sum = x[lane].mul_add(x[lane], top);
-        rest[lane] = x[lane].mul_add(x[lane], top - sum);
-        tops.0[0][lane] = sum;
-    }
-    tops.add(1, rest);
 }

@@ -1,0 +1,281 @@
+//! Vectors of float64, one type for each instruction set.
+//!
+//! Arrays of numbers would do for the compiler's vectoriser, were it not for loops whose state fills the registers:
+//! it tears those apart. So the sums are written over these few operations.
+
+use half::{bf16, f16};
+
+/// Lanes of float64 that move together.
+pub trait Vector: Copy {
+    /// Number of lanes.
+    const WIDTH: usize;
+
+    /// The same value in every lane.
+    fn splat(value: f64) -> Self;
+
+    /// self + other.
+    fn add(self, other: Self) -> Self;
+
+    /// self - other.
+    fn sub(self, other: Self) -> Self;
+
+    /// |self|.
+    fn abs(self) -> Self;
+
+    /// self², rounded.
+    fn square(self) -> Self;
+
+    /// self² + addend, where self² is exact in float64: so it does not matter whether it is fused.
+    fn square_plus(self, addend: Self) -> Self;
+
+    /// self² - rounded in one rounding: exact when `rounded` is self² rounded.
+    fn square_rest(self, rounded: Self) -> Self;
+
+    /// The sum over lanes of (bits of a lane - bits of `start`), as integers.
+    fn units_above(self, start: f64) -> i64;
+
+    /// Widens float64 from memory.
+    ///
+    /// # Safety
+    /// `WIDTH` elements must be readable.
+    unsafe fn load_f64(from: *const f64) -> Self;
+
+    /// Widens float32 from memory.
+    ///
+    /// # Safety
+    /// As [`Vector::load_f64`].
+    unsafe fn load_f32(from: *const f32) -> Self;
+
+    /// Widens bfloat16 from memory.
+    ///
+    /// # Safety
+    /// As [`Vector::load_f64`].
+    unsafe fn load_bf16(from: *const bf16) -> Self;
+
+    /// Widens float16 from memory.
+    ///
+    /// # Safety
+    /// As [`Vector::load_f64`].
+    unsafe fn load_f16(from: *const f16) -> Self;
+}
+
+/// What every target can do; on Arm the compiler makes NEON of it, with fused multiply-adds.
+#[derive(Clone, Copy)]
+pub struct Pair([f64; 2]);
+
+impl Pair {
+    #[inline(always)]
+    unsafe fn load<T: Copy>(from: *const T, widen: impl Fn(T) -> f64) -> Self {
+        // SAFETY: the caller vouches for both elements.
+        Pair(unsafe { [widen(from.read()), widen(from.add(1).read())] })
+    }
+
+    #[inline(always)]
+    fn zip(self, other: Self, operation: impl Fn(f64, f64) -> f64) -> Self {
+        Pair([
+            operation(self.0[0], other.0[0]),
+            operation(self.0[1], other.0[1]),
+        ])
+    }
+}
+
+impl Vector for Pair {
+    const WIDTH: usize = 2;
+
+    #[inline(always)]
+    fn splat(value: f64) -> Self {
+        Pair([value; 2])
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.zip(other, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Pair(self.0.map(f64::abs))
+    }
+
+    #[inline(always)]
+    fn square(self) -> Self {
+        self.zip(self, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn square_plus(self, addend: Self) -> Self {
+        self.square().add(addend)
+    }
+
+    #[inline(always)]
+    fn square_rest(self, rounded: Self) -> Self {
+        self.zip(rounded, |a, b| a.mul_add(a, -b))
+    }
+
+    #[inline(always)]
+    fn units_above(self, start: f64) -> i64 {
+        self.0
+            .iter()
+            .map(|lane| lane.to_bits().wrapping_sub(start.to_bits()) as i64)
+            .sum()
+    }
+
+    #[inline(always)]
+    unsafe fn load_f64(from: *const f64) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Pair::load(from, |x| x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(from: *const f32) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Pair::load(from, f64::from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Pair::load(from, bf16::to_f64) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Pair::load(from, f16::to_f64) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::{bf16, f16};
+
+    use super::Vector;
+
+    /// Four lanes; made only inside functions compiled for AVX2, FMA and F16C.
+    #[derive(Clone, Copy)]
+    pub struct Avx2(__m256d);
+
+    /// Eight lanes; made only inside functions compiled for AVX-512.
+    #[derive(Clone, Copy)]
+    pub struct Avx512(__m512d);
+
+    /// Implements [`Vector`] by one intrinsic an operation.
+    macro_rules! vector {
+        ($type:ident, $width:literal, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $fms:ident,
+         abs: $abs:expr, units: $units:expr, f64: $f64:expr, f32: $f32:expr, bf16: $bf16:expr, f16: $f16:expr) => {
+            impl Vector for $type {
+                const WIDTH: usize = $width;
+
+                #[inline(always)]
+                fn splat(value: f64) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $splat(value) })
+                }
+
+                #[inline(always)]
+                fn add(self, other: Self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $add(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn sub(self, other: Self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $sub(self.0, other.0) })
+                }
+
+                #[inline(always)]
+                fn abs(self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $abs(self.0) })
+                }
+
+                #[inline(always)]
+                fn square(self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $mul(self.0, self.0) })
+                }
+
+                #[inline(always)]
+                fn square_plus(self, addend: Self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $fma(self.0, self.0, addend.0) })
+                }
+
+                #[inline(always)]
+                fn square_rest(self, rounded: Self) -> Self {
+                    // SAFETY: the instruction set is there, see the type.
+                    $type(unsafe { $fms(self.0, self.0, rounded.0) })
+                }
+
+                #[inline(always)]
+                fn units_above(self, start: f64) -> i64 {
+                    // SAFETY: the instruction set is there, see the type.
+                    unsafe { $units(self.0, start.to_bits() as i64) }
+                }
+
+                #[inline(always)]
+                unsafe fn load_f64(from: *const f64) -> Self {
+                    // SAFETY: the caller's contract; the instruction set is there, see the type.
+                    $type(unsafe { $f64(from) })
+                }
+
+                #[inline(always)]
+                unsafe fn load_f32(from: *const f32) -> Self {
+                    // SAFETY: the caller's contract; the instruction set is there, see the type.
+                    $type(unsafe { $f32(from) })
+                }
+
+                #[inline(always)]
+                unsafe fn load_bf16(from: *const bf16) -> Self {
+                    // SAFETY: the caller's contract; the instruction set is there, see the type.
+                    $type(unsafe { $bf16(from) })
+                }
+
+                #[inline(always)]
+                unsafe fn load_f16(from: *const f16) -> Self {
+                    // SAFETY: the caller's contract; the instruction set is there, see the type.
+                    $type(unsafe { $f16(from) })
+                }
+            }
+        };
+    }
+
+    vector!(Avx2, 4, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_fmadd_pd, _mm256_fmsub_pd,
+        abs: |x| _mm256_andnot_pd(_mm256_set1_pd(-0.0), x),
+        units: |x, start| {
+            let units = _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_set1_epi64x(start));
+            let halves = _mm_add_epi64(_mm256_castsi256_si128(units), _mm256_extracti128_si256::<1>(units));
+            _mm_cvtsi128_si64(halves) + _mm_extract_epi64::<1>(halves)
+        },
+        f64: |from| _mm256_loadu_pd(from),
+        f32: |from| _mm256_cvtps_pd(_mm_loadu_ps(from)),
+        bf16: |from: *const bf16| {
+            let bits = _mm_cvtepu16_epi32(_mm_loadl_epi64(from.cast()));
+            _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32::<16>(bits)))
+        },
+        f16: |from: *const f16| _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(from.cast()))));
+
+    vector!(Avx512, 8, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_fmadd_pd, _mm512_fmsub_pd,
+        abs: |x| _mm512_abs_pd(x),
+        units: |x, start| {
+            _mm512_reduce_add_epi64(_mm512_sub_epi64(_mm512_castpd_si512(x), _mm512_set1_epi64(start)))
+        },
+        f64: |from| _mm512_loadu_pd(from),
+        f32: |from| _mm512_cvtps_pd(_mm256_loadu_ps(from)),
+        bf16: |from: *const bf16| {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+        },
+        f16: |from: *const f16| _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(from.cast()))));
+}
