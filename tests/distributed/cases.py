@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, distribute_t
 import gradclip
 from tests import oracle
 
-NORM_TYPES = (1.0, 2.0, math.inf)
+NORM_TYPES = (1.0, 2.0, 3.0, math.inf)
 
 
 def mesh(*shape: int, names: str | None = None) -> DeviceMesh:
@@ -44,8 +44,8 @@ def gradient(owner: torch.nn.Parameter) -> Any:
 
 def local(owner: torch.nn.Parameter) -> torch.Tensor:
     """The local part of a gradient, itself."""
-    found: torch.Tensor = getattr(owner.grad, "_local_tensor", owner.grad)
-    return found
+    found: Any = owner.grad
+    return torch.as_tensor(getattr(found, "_local_tensor", found))
 
 
 def whole(owner: torch.nn.Parameter) -> torch.Tensor:
@@ -84,26 +84,38 @@ def counted_calls() -> Iterator[list[str]]:
             setattr(dist, name, original)
 
 
+def one_process_norm(full: Sequence[torch.Tensor], norm_type: float) -> float:
+    """The exact norm of plain tensors here; of gradclip for p = 3, which is exact within an ulp."""
+    alone = gradclip.get_total_norm(list(full), norm_type, dtype=torch.float64).item()
+    if norm_type in (1.0, 2.0, math.inf):
+        assert alone == oracle.total_norm(full, norm_type)
+    return alone
+
+
 def check_clip(
     parameters: Sequence[torch.nn.Parameter],
     full: Sequence[torch.Tensor],
     norm_type: float,
     fraction: float = 0.5,
+    buckets: int = 0,
     **sharding: Any,
 ) -> float:
     """Clip to a fraction of the norm; everything that must hold of the result.
 
+    `buckets` is how many reduce-scatters of partial gradients come before the one all-reduce.
+
     `full` are the logical gradients of the whole model, each once, from every rank's view the same.
     The local gradients of `parameters` must become the oracle's, their norm must be the limit.
     """
-    expected = oracle.total_norm(full, norm_type)
+    expected = one_process_norm(full, norm_type)
     limit = fraction * expected
     before = [local(p).clone() for p in parameters]
+    gradclip.clip_(parameters, math.inf, norm_type, **sharding)  # compares copies when p = inf
     with counted_calls() as calls:
         total = gradclip.clip_(parameters, limit, norm_type, dtype=torch.float64, **sharding)
     assert type(total) is torch.Tensor
     assert total.item() == expected, (total.item(), expected)
-    assert calls == ["all_reduce"], calls
+    assert calls == ["reduce_scatter_tensor"] * buckets + ["all_reduce"], calls
     for owner, was in zip(parameters, before, strict=True):
         wanted = oracle.clipped(was, expected, limit)
         assert torch.equal(local(owner), wanted), (local(owner), wanted)

@@ -234,7 +234,7 @@ def test_a_root_that_does_not_cover_the_group_is_refused_with_the_remedy() -> No
         around = Surroundings(rank, tuple(range(WORLD)))
         with pytest.raises(OwnershipError) as refusal:
             around.of_dtensor(island, [Shard(0)], None, "`w`")
-        for word in ('replicas={`w`: "distinct"}', "RANKS", "group=", "4", "`w`"):
+        for word in ('replicas={"w": "distinct"}', "RANKS", "group=", "4", "`w`"):
             assert word in str(refusal.value)
 
 

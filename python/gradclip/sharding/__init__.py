@@ -5,7 +5,8 @@
 copies, `partial` reduces pending sums first, and `plan` ties them to a list of parameters.
 """
 
+from gradclip.sharding.failure import ShardedClipError
 from gradclip.sharding.ownership import Ownership, OwnershipError
 from gradclip.sharding.placements import register_unique_placement
 
-__all__ = ["Ownership", "OwnershipError", "register_unique_placement"]
+__all__ = ["Ownership", "OwnershipError", "ShardedClipError", "register_unique_placement"]

@@ -24,8 +24,8 @@ from gradclip.sharding import compat, copies, placements
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: How `plain=` and `replicas=` name the copies of a tensor.
-Copies = "str | int | dist.ProcessGroup | DeviceMesh | Sequence[int]"
+#: What `replicas=` says of a tensor that no other rank has.
+DISTINCT = '"distinct"'
 
 
 class OwnershipError(ValueError):
@@ -100,7 +100,9 @@ class Surroundings:
             distinct = () if copies_of == "replicated" else self.distinct_digits(layout)
             held = copies.holders(layout, unique, distinct, self.rank)
         except ValueError as cause:
-            raise OwnershipError(f"mesh of {name}: {cause}; pass replicas={{{name}: …}}") from cause
+            raise OwnershipError(
+                f"mesh of {name}: {cause}; pass {remedy(name, 'RANKS')}"
+            ) from cause
         return self._share(held, partial, name, _reason(meanings, layout))
 
     def _overruled(
@@ -253,10 +255,17 @@ def _uncovered(layout: copies.MeshLayout, group: tuple[int, ...], name: str) -> 
     outside = sorted(set(group) - set(layout.root))
     return (
         f"{name} lives on a mesh whose root ({shape}) covers ranks {_brief(layout.root)} but not"
-        f" {_brief(outside)} of the group, so its copies cannot be told: pass replicas="
-        f'{{{name}: "distinct"}} when the others hold other tensors, replicas={{{name}: RANKS}}'
-        " with the ranks or the group that hold copies of it, or group= to clip over its mesh"
+        f" {_brief(outside)} of the group, so its copies cannot be told: pass"
+        f" {remedy(name, DISTINCT)} when the others hold other tensors,"
+        f" {remedy(name, 'RANKS')} with the ranks or the group that hold copies of it, or group="
+        " to clip over its mesh"
     )
+
+
+def remedy(name: str, said: str) -> str:
+    """The argument that settles who holds copies of a gradient, as one would write it."""
+    key = f'"{name[1:-1]}"' if name.startswith("`") else "PARAMETER"
+    return f"replicas={{{key}: {said}}}"
 
 
 def _brief(ranks: Sequence[int], shown: int = 8) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,39 +17,48 @@ import torch.distributed as dist
 from gradclip.sharding import compat
 
 
+class Reduction(NamedTuple):
+    """A pending reduction: the mesh dimension, its group, and "sum" or "avg"."""
+
+    dim: int
+    group: dist.ProcessGroup
+    how: str
+
+
 @dataclass
 class Pending:
-    """One local tensor, flat, with the reductions that it still needs, first to last."""
+    """One local tensor, flat, with the reductions that it still needs."""
 
     values: torch.Tensor
-    reductions: tuple[tuple[dist.ProcessGroup, str], ...]
+    reductions: tuple[Reduction, ...]
 
 
 def reduced_pieces(pending: Sequence[Pending]) -> list[torch.Tensor]:
-    """This rank's piece of each sum, in order.
+    """This rank's piece of each sum, in order; mesh dimensions are reduced first to last.
 
     Every rank of a mesh dimension must bring the same shapes and dtypes in the same order.
     """
     values = [item.values for item in pending]
-    rounds = max((len(item.reductions) for item in pending), default=0)
-    for number in range(rounds):
-        for members in _bucketed(pending, values, number):
-            group = pending[members[0]].reductions[number][0]
-            pieces = _reduce_scattered([values[k] for k in members], group)
+    for dim in sorted({reduction.dim for item in pending for reduction in item.reductions}):
+        for members in _buckets(pending, values, dim):
+            first = next(r for r in pending[members[0]].reductions if r.dim == dim)
+            pieces = _reduce_scattered([values[k] for k in members], first.group)
             for k, piece in zip(members, pieces, strict=True):
-                average = pending[k].reductions[number][1] == "avg"
-                values[k] = piece.div_(group.size()) if average else piece
+                average = any(r.dim == dim and r.how == "avg" for r in pending[k].reductions)
+                values[k] = piece.div_(first.group.size()) if average else piece
     return values
 
 
-def _bucketed(
-    pending: Sequence[Pending], values: Sequence[torch.Tensor], number: int
+def _buckets(
+    pending: Sequence[Pending], values: Sequence[torch.Tensor], dim: int
 ) -> list[list[int]]:
+    """The places that share a group and a dtype, in an order that all ranks share."""
     found: dict[tuple[object, ...], list[int]] = {}
     for k, item in enumerate(pending):
-        if number < len(item.reductions):
-            ranks = compat.group_ranks(item.reductions[number][0])
-            found.setdefault((ranks, str(values[k].dtype), str(values[k].device)), []).append(k)
+        for reduction in item.reductions:
+            if reduction.dim == dim:
+                key = compat.group_ranks(reduction.group), str(values[k].dtype)
+                found.setdefault((*key, values[k].device.type), []).append(k)
     return [found[key] for key in sorted(found, key=repr)]
 
 
@@ -66,7 +76,7 @@ def _reduce_scattered(
             send[owner, offset : offset + part.numel()] = part
         offset += chunk
     received = send.new_empty(sum(chunks))
-    dist.reduce_scatter_tensor(received, send, group=group)
+    dist.reduce_scatter_tensor(received, send.flatten(), group=group)
     pieces, offset = [], 0
     for tensor, chunk in zip(values, chunks, strict=True):
         kept = max(0, min(chunk, tensor.numel() - rank * chunk))

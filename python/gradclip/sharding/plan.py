@@ -15,7 +15,7 @@ import torch
 from gradclip.sharding import compat
 from gradclip.sharding.copies import MeshLayout
 from gradclip.sharding.ownership import Ownership, Surroundings, mesh_layout
-from gradclip.sharding.partial import Pending
+from gradclip.sharding.partial import Pending, Reduction
 from gradclip.sharding.transport import Transport
 from gradclip.sharding.verification import Balance, Copy, balance
 
@@ -198,7 +198,9 @@ class Plan:
             if local is None:
                 local = torch.zeros(entry.shape or (0,), dtype=entry.dtype, device=entry.device)
             reductions = tuple(
-                (mesh.get_group(dim), how) for dim, how in share.partial if mesh.size(dim) > 1
+                Reduction(dim, mesh.get_group(dim), how)
+                for dim, how in share.partial
+                if mesh.size(dim) > 1
             )
             items.append(Pending(local.detach().reshape(-1), reductions))
         return items

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from gradclip.sharding.message import BALANCE, LIMBS
+from gradclip.sharding.ownership import DISTINCT, remedy
 
 Balance = tuple[int, int]
 _BUCKETS = 2048
@@ -61,6 +62,11 @@ def buckets(copies: Sequence[Copy], shares: Sequence[Balance]) -> torch.Tensor:
     return torch.tensor(words, dtype=torch.int64)
 
 
+def balances(reduced: torch.Tensor) -> bool:
+    """Whether every bucket balances over all ranks; every rank sees the same."""
+    return not bool((reduced % BALANCE).any())
+
+
 def suspects(copies: Sequence[Copy], reduced: torch.Tensor) -> list[str]:
     """The labels of the copies whose bucket does not balance over all ranks."""
     words = reduced.tolist()
@@ -77,7 +83,7 @@ def words_for(labels: Sequence[str]) -> str:
     named = ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
     return (
         f"copies of {named} differ between the ranks that should hold equal ones; if each rank has"
-        ' its own tensor (hand-made expert parallelism), pass plain="distinct", or replicas='
-        f'{{{labels[0]}: "distinct"}}; if its mesh lacks the dimension of pipeline stages, name'
+        ' its own tensor (hand-made expert parallelism), pass plain="distinct", or'
+        f" {remedy(labels[0], DISTINCT)}; if its mesh lacks the dimension of pipeline stages, name"
         " that in distinct_dims= (a name or a mesh); else reduce the gradients before clipping"
     )
