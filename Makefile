@@ -54,9 +54,9 @@ test: setup lint ## set up, lint and run every test
 		cargo test --package gradclip-core --quiet; \
 	fi
 	$(call say,tests over several processes)
-	@$(BIN)/python -m pytest -q -m distributed
+	@$(BIN)/python -m pytest -m distributed
 	$(call say,tests in one process)
-	@$(BIN)/python -m pytest -q -n 2 -m 'not distributed'
+	@$(BIN)/python -m pytest -n 2 -m 'not distributed'
 
 lint: setup ## formatting, lints and types, of Rust and Python
 	$(call say,format and lints of Rust)
