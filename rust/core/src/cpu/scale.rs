@@ -2,7 +2,6 @@
 
 use std::ops::Neg;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -70,9 +69,7 @@ unsafe fn change_chunk(chunk: &Chunk, change: Change, simd: Simd) {
     // SAFETY: the chunk's dtype names what its address points at; the rest is the caller's contract.
     unsafe {
         match chunk.dtype {
-            DType::F16 => change_rows(chunk, 1, |block: &mut [f16]| {
-                change_half(block, change, simd)
-            }),
+            DType::F16 => change_rows(chunk, 1, |block| dispatch(simd, Half { block, change })),
             DType::Bf16 => change_rows(chunk, 1, |block| {
                 dispatch(simd, Narrow::<bf16> { block, change })
             }),
@@ -113,24 +110,6 @@ unsafe fn change_rows<T: Copy>(chunk: &Chunk, parts: u64, mut visit: impl FnMut(
             }
         }
     }
-}
-
-fn change_half(block: &mut [f16], change: Change, simd: Simd) {
-    let mut wide = [0.0f32; BLOCK];
-    let wide = &mut wide[..block.len()];
-    block.convert_to_f32_slice(wide);
-    let change = match change {
-        Change::Limit(limit) => Change::Limit(f16::from_f64(limit).to_f64()),
-        times => times,
-    };
-    dispatch(
-        simd,
-        Narrow::<f32> {
-            block: wide,
-            change,
-        },
-    );
-    block.convert_from_f32_slice(wide);
 }
 
 /// A type that computes in float32.
@@ -205,6 +184,35 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
                     .for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
             }
         }
+    }
+}
+
+/// float16 goes through float32 eight at a time, as the conversions are instructions of vectors.
+struct Half<'a> {
+    block: &'a mut [f16],
+    change: Change,
+}
+
+impl Kernel for Half<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self) {
+        let (groups, rest) = self.block.as_chunks_mut::<8>();
+        let mut padded = [f16::ZERO; 8];
+        padded[..rest.len()].copy_from_slice(rest);
+        for halves in groups.iter_mut().chain([&mut padded]) {
+            let mut floats = V::widen_half(halves);
+            match self.change {
+                Change::Times(factor) => floats = floats.map(|x| x * factor as f32),
+                Change::Limit(limit) => {
+                    let limit = f16::from_f64(limit).to_f32();
+                    floats = floats.map(|x| limited(x, limit));
+                }
+            }
+            *halves = V::narrow_half(&floats);
+        }
+        rest.copy_from_slice(&padded[..rest.len()]);
     }
 }
 

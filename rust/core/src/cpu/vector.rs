@@ -34,6 +34,18 @@ pub trait Vector: Copy {
     /// The sum over lanes of (bits of a lane - bits of `start`), as integers.
     fn units_above(self, start: f64) -> i64;
 
+    /// float16 as float32.
+    #[inline(always)]
+    fn widen_half(halves: &[f16; 8]) -> [f32; 8] {
+        halves.map(f16::to_f32)
+    }
+
+    /// float32 rounded to float16, ties to even.
+    #[inline(always)]
+    fn narrow_half(floats: &[f32; 8]) -> [f16; 8] {
+        floats.map(f16::from_f32)
+    }
+
     /// Widens float64 from memory.
     ///
     /// # Safety
@@ -222,6 +234,30 @@ mod x86 {
                 fn units_above(self, start: f64) -> i64 {
                     // SAFETY: the instruction set is there, see the type.
                     unsafe { $units(self.0, start.to_bits() as i64) }
+                }
+
+                #[inline(always)]
+                fn widen_half(halves: &[f16; 8]) -> [f32; 8] {
+                    let mut floats = [0.0; 8];
+                    // SAFETY: both arrays hold what is read and written; the instruction set is there, see the type.
+                    unsafe {
+                        let bits = _mm_loadu_si128(halves.as_ptr().cast());
+                        _mm256_storeu_ps(floats.as_mut_ptr(), _mm256_cvtph_ps(bits));
+                    }
+                    floats
+                }
+
+                #[inline(always)]
+                fn narrow_half(floats: &[f32; 8]) -> [f16; 8] {
+                    let mut halves = [f16::ZERO; 8];
+                    // SAFETY: both arrays hold what is read and written; the instruction set is there, see the type.
+                    unsafe {
+                        let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(
+                            floats.as_ptr(),
+                        ));
+                        _mm_storeu_si128(halves.as_mut_ptr().cast(), bits);
+                    }
+                    halves
                 }
 
                 #[inline(always)]
