@@ -146,6 +146,15 @@ def test_a_loss_scale_is_divided_out(route: str) -> None:
         assert gradient_of(owner).tolist() == pytest.approx(want, rel=1e-15)
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0, 3.0, -1.0, math.inf, -math.inf])
+def test_norms_under_a_loss_scale_are_those_without(p: float, route: str) -> None:
+    gradient = torch.tensor([3.0, -4.0, 12.0])
+    scaled = parameter(gradient * 4096)
+    norm = gradclip.clip_([scaled], math.inf, p, scale=4096.0, dtype=torch.float64)
+    assert norm.item() == total([gradient], p)
+    assert gradient_of(scaled).tolist() == gradient.tolist()
+
+
 def spent() -> Iterator[torch.nn.Parameter]:
     yield from ()
 

@@ -61,12 +61,12 @@ def _add_strided(vector: torch.Tensor, tensor: torch.Tensor, norm: terms.Norm) -
 
 
 def _add_elements(vector: torch.Tensor, tensor: torch.Tensor, norm: terms.Norm) -> None:
-    for piece in slices(tensor.conj() if tensor.is_conj() else tensor):
-        piece = piece.resolve_neg()
-        if piece.is_complex() and norm.p != 2:
-            _add_moduli(vector, piece, norm)
-        else:
-            _add_reals(vector, torch.view_as_real(piece) if piece.is_complex() else piece, norm)
+    elements = tensor.conj() if tensor.is_conj() else tensor
+    if elements.is_complex() and norm.p == 2:
+        elements = torch.view_as_real(elements)
+    add = _add_moduli if elements.is_complex() else _add_reals
+    for piece in slices(elements):
+        add(vector, piece.resolve_neg(), norm)
     limbs.carry(vector)
 
 

@@ -1,0 +1,153 @@
+"""torch.compile takes every call in one graph, with the bits of the eager call."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import gradclip
+from tests import oracle
+from tests.gradients import gradient_of, parameters, random_values
+
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+Call = Callable[[Any], Any]
+
+
+def two_calls(owners: Any) -> torch.Tensor:
+    norm = gradclip.get_total_norm([owner.grad for owner in owners])
+    gradclip.clip_grads_with_norm_(owners, 0.5, norm)
+    return norm
+
+
+CALLS: dict[str, Call] = {
+    "clip_": lambda owners: gradclip.clip_(owners, 0.5),
+    "clip_ with options": lambda owners: gradclip.clip_(
+        owners, 0.5, 3.0, error_if_nonfinite=True, dtype=torch.float64, eps=0.0, scale=8.0
+    ),
+    "clip_ without effect": lambda owners: gradclip.clip_(owners, math.inf, 1.0),
+    "clip_grad_norm_": lambda owners: gradclip.clip_grad_norm_(owners, 0.5, math.inf, True, None),
+    "two calls": two_calls,
+    "clip_grad_value_": lambda owners: gradclip.clip_grad_value_(owners, 0.25),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+
+
+def model_gradients() -> list[torch.Tensor]:
+    return [
+        random_values((16, 8), torch.float32, seed=1),
+        random_values(33, torch.bfloat16, seed=2),
+        random_values((4, 6), torch.float32, seed=3).t(),
+        random_values(5, torch.float64, seed=4),
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_with_the_eager_bits(backend: str, call: Call) -> None:
+    eager, compiled = (parameters(g.clone() for g in model_gradients()) for _ in range(2))
+    want = call(eager)
+    graphed = torch.compile(call, backend=backend, fullgraph=True)
+    result = graphed(compiled)
+    assert (result is None) == (want is None)
+    if want is not None:
+        assert oracle.same_bits(result, want)
+    for ours, other in zip(compiled, eager, strict=True):
+        assert oracle.same_bits(gradient_of(ours), gradient_of(other))
+    # the graph is used again, on other values
+    for owner in (*compiled, *eager):
+        gradient_of(owner).fill_(0.75)
+    assert result is None or oracle.same_bits(graphed(compiled), call(eager))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_forms_of_parameters(backend: str) -> None:
+    for form in (lambda m: m, lambda m: list(m.named_parameters()), lambda m: m.parameters()):
+        module = torch.nn.Linear(2, 1, bias=False)
+        module.weight.grad = torch.tensor([[3.0, 4.0]])
+
+        def clip(module: torch.nn.Module, form: Call = form) -> torch.Tensor:
+            return gradclip.clip_(form(module), 2.5, eps=0.0)
+
+        norm = torch.compile(clip, backend=backend, fullgraph=True)(module)
+        assert norm.item() == 5.0
+        (weight,) = module.parameters()
+        assert gradient_of(weight).tolist() == [[1.5, 2.0]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_two_calls_write_what_one_does(backend: str) -> None:
+    for seed in range(8):
+        gradient = random_values(100, torch.float32, seed=seed)
+        one, two = (parameters([gradient.clone()]) for _ in range(2))
+        gradclip.clip_(one, 0.5)
+        torch.compile(two_calls, backend=backend, fullgraph=True)(two)
+        assert oracle.same_bits(gradient_of(two[0]), gradient_of(one[0]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_parameter_listed_twice(backend: str) -> None:
+    (owner,) = parameters([torch.tensor([6.0, 8.0])])
+    clip = torch.compile(
+        lambda o: gradclip.clip_([o, o], 5.0, eps=0.0), backend=backend, fullgraph=True
+    )
+    assert clip(owner).item() == 10.0
+    assert gradient_of(owner).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_error_for_non_finite_totals(backend: str) -> None:
+    (owner,) = parameters([torch.tensor([3.0, math.nan])])
+
+    def clip(owners: list[torch.nn.Parameter]) -> torch.Tensor:
+        return gradclip.clip_(owners, 1.0, error_if_nonfinite=True)
+
+    with pytest.raises(RuntimeError, match="non-finite"):
+        torch.compile(clip, backend=backend, fullgraph=True)([owner])
+    assert gradient_of(owner)[0].item() == 3.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_arithmetic_around_the_clip(backend: str) -> None:
+    """Reads before the clip see the old gradient, reads after it the new one."""
+
+    def step(owner: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        gradient = owner.grad
+        assert gradient is not None
+        before = gradient * 2
+        norm = gradclip.clip_([owner], 2.5, eps=0.0)
+        return before, gradient + 1, norm * 2
+
+    (owner,) = parameters([torch.tensor([3.0, 4.0])])
+    before, after, norm = torch.compile(step, backend=backend, fullgraph=True)(owner)
+    assert (before.tolist(), after.tolist(), norm.item()) == ([6.0, 8.0], [2.5, 3.0], 10.0)
+
+
+OPERATORS: dict[str, tuple[Any, ...]] = {
+    "clip_": (1.0, 2.0, False, None, 1e-6, 1.0),
+    "total_norm": (2.0, False, torch.float64),
+    "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
+    "clamp_": (0.5,),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.filterwarnings("ignore")
+def test_operators_keep_torchs_rules(name: str) -> None:
+    gradients = [torch.tensor([3.0, 4.0]), torch.ones(2, 2, dtype=torch.bfloat16)]
+    operator = getattr(torch.ops.gradclip, name).default
+    results = torch.library.opcheck(operator, (gradients, *OPERATORS[name]))
+    assert set(results.values()) == {"SUCCESS"}
