@@ -7,11 +7,13 @@ order, rank count or sharding.
 from importlib.metadata import version
 
 from gradclip.clip import clip_, clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from gradclip.clipper import Clipper
 from gradclip.explain import explain
 from gradclip.norms import grad_norms
 from gradclip.value import clip_grad_value_, scale_
 
 __all__ = [
+    "Clipper",
     "clip_",
     "clip_grad_norm_",
     "clip_grad_value_",

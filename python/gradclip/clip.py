@@ -84,7 +84,7 @@ def clip_(
         return sharded.clip_(session, given, settings, error_if_nonfinite, dtype)[0]
     found = gradients.of(given, grad)
     if not found.tensors:
-        return _no_gradient(given, dtype)
+        return no_gradient(given, dtype)
     return clip_found_(found, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
 
 
@@ -203,7 +203,8 @@ def result_of(
     return totals.tensor_of(total, dtype or found.total_dtype, found.device)
 
 
-def _no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
+def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
+    """The total norm of parameters of which none has a gradient: 0, with a warning."""
     if given.tensors:
         warn("no parameter has a gradient: nothing is clipped; call clip_ after backward()")
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)

@@ -1,11 +1,20 @@
 """What a call would do, in words."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gradclip import gradients
+from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
+from gradclip.sharding import explain as sharded
+from gradclip.sharding.session import Sharding, session_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Row(NamedTuple):
@@ -20,30 +29,51 @@ class Row(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The plan of a list of gradients; prints as a table."""
+    """The plan of a list of gradients; prints as a table.
+
+    `shares` tells who counts what where gradients are spread over ranks; empty otherwise.
+    """
 
     rows: list[Row]
+    shares: list[sharded.ShardedRow]
 
     def __str__(self) -> str:
-        cells = [[str(cell) for cell in row] for row in (Row._fields, *self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in cells
-        )
+        plan = _table(Row._fields, self.rows)
+        if not self.shares:
+            return plan
+        return plan + "\n\n" + _table(sharded.ShardedRow._fields, self.shares)
 
 
-def explain(parameters: ParametersLike, *, grad: str = "grad") -> Explanation:
-    """The route of each gradient, with its reason; nothing is summed or written.
+def _table(fields: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    cells = [[str(cell) for cell in row] for row in (fields, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def explain(
+    parameters: ParametersLike, *, grad: str = "grad", **sharding: Unpack[Sharding]
+) -> Explanation:
+    """The route of each gradient, with its reason; nothing is summed, sent or written.
 
     Args:
         parameters: as for `gradclip.clip_`.
         grad: as for `gradclip.clip_`.
+        **sharding: as for `gradclip.clip_`; then `shares` says which elements this rank counts.
 
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
-    found = gradients.of(listed(parameters), grad)
+    given = listed(parameters)
+    if session := session_for(given, grad, sharding):
+        found, shares = sharded.explain(session, given)
+        return Explanation(_routes(found), shares)
+    return Explanation(_routes(gradients.of(given, grad)), [])
+
+
+def _routes(found: Gradients) -> list[Row]:
     planned = {
         place: (route, reason, chunks) for place, route, reason, chunks in found.core.describe()
     }
@@ -54,7 +84,7 @@ def explain(parameters: ParametersLike, *, grad: str = "grad") -> Explanation:
             route, reason, chunks = "reference", "GRADCLIP_FUSED=0", 0
         name = found.name(place).strip("`")
         rows.append(Row(name, tensor.dtype, tuple(tensor.shape), route, reason, chunks))
-    return Explanation(rows)
+    return rows
 
 
 def _foreign(tensor: torch.Tensor) -> str:

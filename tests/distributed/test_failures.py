@@ -53,11 +53,7 @@ def nonfinite(rank: int, size: int) -> None:
                 if rank == where:
                     cases.local(owner)[1] = bad
                 before = cases.local(owner).clone()
-                words = raised(
-                    lambda o=owner, p=norm_type: gradclip.clip_(
-                        [o], 1.0, p, error_if_nonfinite=True
-                    )
-                )
+                words = raised(clip_of([owner], 1.0, norm_type, error_if_nonfinite=True))
                 assert "non-finite" in words
                 assert torch.equal(cases.local(owner).nan_to_num(7.0), before.nan_to_num(7.0)), (
                     "touched"

@@ -77,25 +77,32 @@ class Session:
         return alive if len(alive) == len(self.references) else None
 
 
-def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
-    """The kept session of this list of parameters, or a new one; None when nothing is sharded.
+def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
+    """A new session for this list of parameters; None when nothing is sharded.
 
     Raises:
         OwnershipError: DTensors whose root leaves out ranks of the world, without `group=`.
         TypeError: an argument that there is not.
     """
+    refuse_unknown(sharding)
     group, reduce = sharding.get("group"), sharding.get("reduce")
     if group is None and reduce is None and all_plain(given):
-        refuse_unknown(sharding)
+        return None
+    way = _way(given.tensors, group, reduce)
+    return None if way is None else Session(given, way, _rules(sharding), attribute)
+
+
+def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
+    """The session of this list of parameters that was kept, or a new one, as `open_session`."""
+    if not sharding and all_plain(given):
         return None
     key = (tuple(map(id, given.tensors)), attribute, _identity(sharding))
     known = _sessions.get(key)
     if known is not None and known.parameters() is not None:
         _sessions.move_to_end(key)
         return known
-    refuse_unknown(sharding)
-    way = _way(given.tensors, group, reduce)
-    return None if way is None else _kept(key, Session(given, way, _rules(sharding), attribute))
+    session = open_session(given, attribute, sharding)
+    return session if session is None else _kept(key, session)
 
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}

@@ -1,0 +1,114 @@
+"""A clip that is set up once and called every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradclip import _core, arguments, clip, gradients, totals
+from gradclip.parameters import ParametersLike, listed
+from gradclip.sharding import clip as sharded
+from gradclip.sharding.exchange import Settings
+from gradclip.sharding.session import Sharding, open_session
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Clipper:
+    """Clips the gradients of the same parameters at every step.
+
+    Which gradients exist may change from step to step (an unused expert, a frozen layer); the
+    parameters may not: make a new Clipper for others.
+
+    Args:
+        parameters: as for `gradclip.clip_`; listed once, now.
+        max_norm: the limit, >= 0.
+        norm_type: the p of the p-norm.
+        error_if_nonfinite: as for `gradclip.clip_`.
+        dtype: as for `gradclip.clip_`.
+        eps: as for `gradclip.clip_`.
+        grad: as for `gradclip.clip_`.
+        **sharding: as for `gradclip.clip_`.
+
+    Attributes:
+        max_norm: the limit of the next clip; may be changed between steps, on all ranks alike.
+        total_norm: what the last clip returned; None before the first.
+        coefficient: what the last clip multiplied gradients by, 1 when it left them alone.
+    """
+
+    def __init__(
+        self,
+        parameters: ParametersLike,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        error_if_nonfinite: bool = False,
+        dtype: torch.dtype | None = None,
+        eps: float = 1e-6,
+        grad: str = "grad",
+        **sharding: Unpack[Sharding],
+    ) -> None:
+        self.max_norm = arguments.limit(max_norm, "max_norm")
+        self.norm_type, self.eps = arguments.order(norm_type), arguments.epsilon(eps)
+        self.dtype = arguments.result_dtype(dtype)
+        self.error_if_nonfinite = error_if_nonfinite
+        self.grad = grad
+        self.sharding = sharding
+        self.total_norm: Tensor | None = None
+        self.coefficient = 1.0
+        self._given = listed(parameters)
+        self._session = open_session(self._given, grad, sharding)
+
+    @torch.no_grad()
+    def clip_(self, scale: float | Tensor | None = None) -> Tensor:
+        """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
+        loss_scale = arguments.loss_scale(scale)
+        max_norm = arguments.limit(self.max_norm, "max_norm")
+        if self._session is not None:
+            settings = Settings(self.norm_type, max_norm, self.eps, loss_scale)
+            self.total_norm, self.coefficient = sharded.clip_(
+                self._session, self._given, settings, self.error_if_nonfinite, self.dtype
+            )
+            return self.total_norm
+        self.total_norm = self._clip_alone(max_norm, loss_scale)
+        total = totals.float64_of(self.total_norm)
+        self.coefficient = _core.coefficient(total, max_norm, self.eps)
+        return self.total_norm
+
+    def _clip_alone(self, max_norm: float, loss_scale: float) -> Tensor:
+        found = gradients.of(self._given, self.grad)
+        if not found.tensors:
+            return clip.no_gradient(self._given, self.dtype)
+        return clip.clip_found_(
+            found,
+            max_norm,
+            self.norm_type,
+            self.error_if_nonfinite,
+            self.dtype,
+            self.eps,
+            loss_scale,
+        )
+
+    def __call__(
+        self, parameters: ParametersLike | None = None, max_norm: float | None = None
+    ) -> Tensor:
+        """`clip_()`, in the form in which trainers call a clipping function.
+
+        Other parameters or another limit are taken for this call alone, with this clipper's norm
+        type and declarations.
+        """
+        if parameters is None and max_norm is None:
+            return self.clip_()
+        return clip.clip_(
+            self._given.tensors if parameters is None else parameters,
+            self.max_norm if max_norm is None else max_norm,
+            self.norm_type,
+            error_if_nonfinite=self.error_if_nonfinite,
+            dtype=self.dtype,
+            eps=self.eps,
+            grad=self.grad,
+            **self.sharding,
+        )
