@@ -23,7 +23,7 @@ def reports() -> list[Any]:
 
 
 def run_body(rank: int, program: str) -> None:
-    """Define the snippet's `body` and run it here; the snippet's last line would start processes."""
+    """Run the snippet's `body` here; its last line, left out, would start processes."""
     names: dict[str, Any] = {
         **prelude.NAMES,
         "clip_": gradclip.clip_grad_norm_,
