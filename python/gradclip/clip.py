@@ -98,7 +98,7 @@ def clip_found_(
     loss_scale: float,
 ) -> Tensor:
     """`clip_` of gradients that were read, with arguments that were checked."""
-    total = engine.total(found, norm_type) / loss_scale
+    total = totals.unscaled(engine.total(found, norm_type), norm_type, loss_scale)
     result = result_of(found, total, norm_type, error_if_nonfinite, dtype)
     engine.scale_(found, _core.coefficient(total, max_norm, eps) / loss_scale)
     return result

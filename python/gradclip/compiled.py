@@ -115,12 +115,12 @@ def _run_total_and_factor(
     eps: float,
     loss_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    from gradclip import _core, clip, engine
+    from gradclip import _core, clip, engine, totals
     from gradclip import gradients as reading
     from gradclip.parameters import Parameters
 
     found = reading.given(Parameters(gradients, None))
-    total = engine.total(found, norm_type) / loss_scale
+    total = totals.unscaled(engine.total(found, norm_type), norm_type, loss_scale)
     result = clip.result_of(found, total, norm_type, error_if_nonfinite, dtype)
     factor = _core.coefficient(total, max_norm, eps) / loss_scale
     return result, torch.tensor(factor, dtype=torch.float64)

@@ -8,6 +8,11 @@ from gradclip import arguments
 _EXACT = "_gradclip_float64"
 
 
+def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
+    """The total of gradients divided by a loss scale; p = 0 counts elements, whatever their scale."""
+    return total if norm_type == 0 else total / loss_scale
+
+
 def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A 0-dim plain tensor that remembers the float64 it was rounded from."""
     result = torch.tensor(total, dtype=dtype, device=device)

@@ -33,7 +33,9 @@ def clip_(
         ShardedClipError: on every rank alike, before any gradient was touched.
     """
     exchange = Exchange(session.plan, settings, _unique(given))
-    total = _finite(exchange, error_if_nonfinite) / settings.scale
+    total = totals.unscaled(
+        _finite(exchange, error_if_nonfinite), settings.norm_type, settings.scale
+    )
     coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
     engine.scale_(_read(exchange), coefficient / settings.scale)
     return _tensor(exchange, given, total, dtype), coefficient
