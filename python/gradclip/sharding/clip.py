@@ -107,7 +107,7 @@ def _local(gradient: torch.Tensor, name: str, linear: bool) -> torch.Tensor:
                 f"gradient of {name} is placed {placement}: its sum is still pending; redistribute"
                 " it before clipping values"
             )
-    return compat.waited(compat.local_tensor(gradient))
+    return compat.local_tensor(gradient)
 
 
 def _unique(given: Parameters) -> list[torch.Tensor]:

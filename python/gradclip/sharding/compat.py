@@ -37,9 +37,13 @@ def mesh_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(mesh.mesh.flatten().tolist())
 
 
-def local_tensor(gradient: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a DTensor itself; `to_local()` gives a view and costs six times more."""
-    return cast(torch.Tensor, cast(Any, gradient)._local_tensor)
+def local_tensor(gradient: Any) -> torch.Tensor:
+    """The local tensor of a DTensor itself, once any collective that still fills it is done.
+
+    `to_local()` gives a view, costs six times more, and does not unwrap an asynchronous result.
+    """
+    local: torch.Tensor = gradient._local_tensor
+    return local if type(local) is torch.Tensor else _waited(local)
 
 
 def placements_of(gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -47,11 +51,10 @@ def placements_of(gradient: torch.Tensor) -> tuple[Any, ...]:
     return tuple(cast(Any, gradient)._spec.placements)
 
 
-def waited(local: torch.Tensor) -> torch.Tensor:
-    """`local`, or what an AsyncCollectiveTensor holds once its collective is done."""
-    if type(local) is torch.Tensor or not hasattr(local, "elem") or not hasattr(local, "completed"):
-        return local
-    return cast(torch.Tensor, cast(Any, local).wait())
+def _waited(local: Any) -> torch.Tensor:
+    """What an AsyncCollectiveTensor holds once its collective is done; others as they are."""
+    is_pending = hasattr(local, "elem") and hasattr(local, "completed")
+    return cast(torch.Tensor, local.wait() if is_pending else local)
 
 
 def group_ranks(group: dist.ProcessGroup) -> tuple[int, ...]:

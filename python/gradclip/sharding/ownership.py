@@ -56,6 +56,13 @@ class Surroundings:
     group: tuple[int, ...]
     distinct_dims: tuple[Any, ...] = ("pp",)
     _known: dict[Any, Ownership] = field(default_factory=dict)
+    _layouts: dict[int, tuple[Any, copies.MeshLayout]] = field(default_factory=dict)
+
+    def _layout(self, mesh: DeviceMesh) -> copies.MeshLayout:
+        """`mesh_layout`, worked out once for each mesh object (which is kept, so ids stay good)."""
+        if id(mesh) not in self._layouts:
+            self._layouts[id(mesh)] = (mesh, mesh_layout(mesh))
+        return self._layouts[id(mesh)][1]
 
     def of_dtensor(
         self, mesh: DeviceMesh, placed: Sequence[Any], copies_of: Any, name: str
@@ -71,7 +78,7 @@ class Surroundings:
         Raises:
             OwnershipError: naming the gradient and the argument that settles it.
         """
-        layout = mesh_layout(mesh)
+        layout = self._layout(mesh)
         key = (layout, tuple(placed), _hashable(copies_of))
         if key not in self._known:
             meanings = _meanings(placed, name)

@@ -82,7 +82,7 @@ class Gathered:
     tensors: list[torch.Tensor] = field(default_factory=list)
     owned: list[tuple[int, int] | None] = field(default_factory=list)
     partial: list[Entry] = field(default_factory=list)
-    partial_values: list[torch.Tensor | None] = field(default_factory=list)
+    partial_values: list[torch.Tensor] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
     cause: Exception | None = None
 
@@ -133,31 +133,32 @@ class Plan:
             gradient: torch.Tensor | None = parameter
             if self.attribute is not None:
                 gradient = getattr(parameter, self.attribute, None)
-            try:
-                local = None if gradient is None else self._local(found, entry, gradient)
-            except (ValueError, TypeError, RuntimeError) as cause:
-                found.cause = found.cause or cause
-                local = None
+            if gradient is not None:
+                try:
+                    self._add(found, entry, gradient)
+                except (ValueError, TypeError, RuntimeError) as cause:
+                    found.cause = found.cause or cause
             if entry.share is not None and entry.share.partial:
                 found.partial.append(entry)
-                found.partial_values.append(local)
+                found.partial_values.append(_summand(entry, parameter, gradient))
         return found
 
-    def _local(self, found: Gathered, entry: Entry, gradient: torch.Tensor) -> torch.Tensor:
+    def _add(self, found: Gathered, entry: Entry, gradient: torch.Tensor) -> None:
         spec = getattr(gradient, "_spec", None)
-        local = gradient if spec is None else compat.waited(compat.local_tensor(gradient))
+        local = gradient if spec is None else compat.local_tensor(gradient)
         if entry.share is None or spec is not entry.spec:
             self._decide(entry, gradient, spec)
         share = entry.share
         assert share is not None
-        if share.count > 1:
-            found.copies.append(len(found.tensors))
-        if share.count > 1 or share.partial:
+        owned = None
+        if share.count != 1 or share.partial:
+            if share.count > 1:
+                found.copies.append(len(found.tensors))
             self._outline(entry, share, local)
+            owned = _counted_in_place(share, local)
         found.entries.append(entry)
         found.tensors.append(local)
-        found.owned.append(_counted_in_place(share, local))
-        return local
+        found.owned.append(owned)
 
     def _decide(self, entry: Entry, gradient: torch.Tensor, spec: Any) -> None:
         """The share of a gradient whose layout was not seen before, or is a new object."""
@@ -195,8 +196,6 @@ class Plan:
         for entry, local in zip(found.partial, found.partial_values, strict=True):
             share, mesh = entry.share, entry.spec.mesh
             assert share is not None
-            if local is None:
-                local = torch.zeros(entry.shape or (0,), dtype=entry.dtype, device=entry.device)
             reductions = tuple(
                 Reduction(dim, mesh.get_group(dim), how)
                 for dim, how in share.partial
@@ -206,11 +205,22 @@ class Plan:
         return items
 
 
-def _counted_in_place(share: Ownership, local: torch.Tensor) -> tuple[int, int] | None:
+def _summand(entry: Entry, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """What this rank brings to a pending sum.
+
+    A missing gradient, or one whose dtype every rank will refuse, brings zeros of the kind that
+    the other ranks bring: the reduction must not hang.
+    """
+    if gradient is not None and (gradient.is_floating_point() or gradient.is_complex()):
+        return compat.local_tensor(gradient)
+    if compat.is_dtensor(parameter):
+        return torch.zeros_like(compat.local_tensor(parameter))
+    return torch.zeros(entry.shape or (0,), dtype=entry.dtype, device=entry.device)
+
+
+def _counted_in_place(share: Ownership, local: torch.Tensor) -> tuple[int, int]:
     """What counts of the local tensor itself: of a partial one nothing, its reduced piece does."""
-    if share.partial:
-        return 0, 0
-    return None if share.count == 1 else share.slice(local.numel())
+    return (0, 0) if share.partial else share.slice(local.numel())
 
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[MeshLayout]:
