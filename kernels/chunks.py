@@ -1,0 +1,36 @@
+"""The work list in device memory: segments, and the chunks that they are cut into.
+
+A segment is a row of SEGMENT_FIELDS int64: address, rows, row length, row stride (elements),
+weight, tensor index, number of its first chunk, rows of a chunk, pieces of a row, length of a
+piece. `owners` (int32) names the segment of each chunk; where in it the chunk lies is arithmetic,
+so the list takes four bytes a chunk.
+"""
+
+import triton
+import triton.language as tl
+
+SEGMENT_FIELDS = tl.constexpr(10)
+
+
+@triton.jit
+def find_chunk(segments, owners, number):
+    """Chunk -> address of its first element is address + ITEM * offset; and its shape.
+
+    Returns (address, offset, rows, row_length, row_stride, weight, tensor), int64.
+    """
+    segment = segments + tl.load(owners + number).to(tl.int64) * SEGMENT_FIELDS
+    address = tl.load(segment)
+    all_rows = tl.load(segment + 1)
+    whole_row = tl.load(segment + 2)
+    row_stride = tl.load(segment + 3)
+    weight = tl.load(segment + 4)
+    tensor = tl.load(segment + 5)
+    local = number - tl.load(segment + 6).to(tl.int32)
+    chunk_rows = tl.load(segment + 7)
+    pieces = tl.load(segment + 8).to(tl.int32)
+    piece_length = tl.load(segment + 9)
+    row = (local // pieces).to(tl.int64) * chunk_rows
+    column = (local % pieces).to(tl.int64) * piece_length
+    rows = tl.minimum(chunk_rows, all_rows - row)
+    row_length = tl.minimum(piece_length, whole_row - column)
+    return address, row * row_stride + column, rows, row_length, row_stride, weight, tensor

@@ -1,0 +1,113 @@
+"""Gradients in place: multiplied by the factor of a clip, or limited in value.
+
+The last chunk goes first: what the sums read last is still in the cache.
+"""
+
+import triton
+import triton.language as tl
+
+from .chunks import find_chunk
+from .walk import split_run
+
+
+@triton.jit
+def _to_bfloat16(wide):
+    """Ties to even; NaN becomes the quiet NaN that the CPU engine writes."""
+    bits = wide.to(tl.int32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return tl.where(wide != wide, 0x7FC0, rounded).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _times(x, factor, DTYPE: tl.constexpr):
+    """x * factor: float64 in float64, narrower types in float32, then rounded to the type."""
+    if DTYPE == tl.float64:
+        return x * factor
+    elif DTYPE == tl.bfloat16:
+        return _to_bfloat16(x.to(tl.float32) * factor.to(tl.float32))
+    else:
+        return (x.to(tl.float32) * factor.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def _limited(x, limit, DTYPE: tl.constexpr):
+    """x in [-limit, limit], for a limit that the type holds; NaN stays."""
+    WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
+    wide = x.to(WIDE)
+    bound = limit.to(WIDE)
+    return tl.where(wide > bound, bound, tl.where(wide < -bound, -bound, wide)).to(DTYPE)
+
+
+@triton.jit
+def _change(places, mask, number, DTYPE: tl.constexpr, CLAMP: tl.constexpr):
+    x = tl.load(places, mask=mask)
+    x = _limited(x, number, DTYPE) if CLAMP else _times(x, number, DTYPE)
+    tl.store(places, x, mask=mask)
+
+
+@triton.jit
+def _change_run(
+    address, length, number, DTYPE: tl.constexpr, TILE: tl.constexpr, CLAMP: tl.constexpr,
+    ITEM: tl.constexpr,
+):  # fmt: skip
+    """A run without gaps: whole tiles from its first 16-byte boundary carry no mask."""
+    lanes = tl.arange(0, TILE)
+    start = address.to(tl.pointer_type(DTYPE))
+    head, words, tail = split_run(address, 1, length, ITEM, ITEM)
+    if head > 0:
+        _change(start + lanes, lanes < head, number, DTYPE, CLAMP)
+    body = tl.multiple_of((address + head * ITEM).to(tl.pointer_type(DTYPE)), 16)
+    whole = words // TILE * TILE
+    for first in range(0, whole, TILE):
+        place = body + first + lanes
+        x = tl.load(place)
+        x = _limited(x, number, DTYPE) if CLAMP else _times(x, number, DTYPE)
+        tl.store(place, x)
+    if whole < words:
+        _change(body + whole + lanes, whole + lanes < words, number, DTYPE, CLAMP)
+
+
+@triton.jit
+def _change_rows(
+    address, rows, row_length, row_stride, number, DTYPE: tl.constexpr, TILE: tl.constexpr,
+    CLAMP: tl.constexpr,
+):  # fmt: skip
+    lanes = tl.arange(0, TILE)
+    start = address.to(tl.pointer_type(DTYPE))
+    elements = (rows * row_length).to(tl.int32)
+    for first in range(0, elements, TILE):
+        index = first + lanes
+        row = index // row_length.to(tl.int32)
+        column = index - row * row_length.to(tl.int32)
+        place = start + row.to(tl.int64) * row_stride + column
+        _change(place, index < elements, number, DTYPE, CLAMP)
+
+
+@triton.jit
+def _change_chunks(
+    segments, owners, chunks, number, DTYPE: tl.constexpr, TILE: tl.constexpr, CLAMP: tl.constexpr
+):
+    ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    for turn in range(tl.program_id(0), chunks, tl.num_programs(0)):
+        address, offset, rows, row_length, row_stride, _, _ = find_chunk(
+            segments, owners, chunks - 1 - turn
+        )
+        address += offset * ITEM
+        if rows == 1:
+            _change_run(address, row_length, number, DTYPE, TILE, CLAMP, ITEM)
+        else:
+            _change_rows(address, rows, row_length, row_stride, number, DTYPE, TILE, CLAMP)
+
+
+@triton.jit
+def scale(segments, owners, factor, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr):
+    """Multiplies every element by the float64 at `factor`; a factor of 1 writes nothing."""
+    number = tl.load(factor)
+    if number != 1.0:
+        _change_chunks(segments, owners, chunks, number, DTYPE, TILE, False)
+
+
+@triton.jit
+def clamp(segments, owners, limit, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr):
+    """Limits every element to [-limit, limit] (float64, a value of the type). Not for complex."""
+    _change_chunks(segments, owners, chunks, limit, DTYPE, TILE, True)
