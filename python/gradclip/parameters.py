@@ -12,6 +12,9 @@ from torch import Tensor, nn
 ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
 
+_TENSOR_TYPES = {Tensor, nn.Parameter}
+
+
 class Parameters(NamedTuple):
     """Parameters in the caller's order."""
 
@@ -46,13 +49,12 @@ def listed(parameters: ParametersLike) -> Parameters:
         kind = "a spent or empty generator" if spent else "empty"
         warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
         return Parameters([], None)
+    names = None
     if isinstance(entries[0], tuple):
-        return Parameters(
-            [_tensor(p, i) for i, (_, p) in enumerate(entries)], [n for n, _ in entries]
-        )
-    for position, entry in enumerate(entries):
-        _tensor(entry, position)
-    return Parameters(entries, None)
+        names, entries = [name for name, _ in entries], [tensor for _, tensor in entries]
+    if not set(map(type, entries)) <= _TENSOR_TYPES:
+        _refuse_others(entries)
+    return Parameters(entries, names)
 
 
 def warn(message: str) -> None:
@@ -60,13 +62,13 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=_frames_inside())
 
 
-def _tensor(entry: object, position: int) -> Tensor:
-    if not isinstance(entry, Tensor):
-        raise TypeError(
-            f"`parameters` holds {type(entry).__name__} at position {position}; expected tensors, "
-            "(name, tensor) pairs or a Module"
-        )
-    return entry
+def _refuse_others(entries: list[object]) -> None:
+    for position, entry in enumerate(entries):
+        if not isinstance(entry, Tensor):
+            raise TypeError(
+                f"`parameters` holds {type(entry).__name__} at position {position}; expected "
+                "tensors, (name, tensor) pairs or a Module"
+            )
 
 
 def _frames_inside() -> int:

@@ -1,6 +1,5 @@
 //! Parameters -> gradients -> descriptors, without Python calls where the type is exactly torch's.
 
-use std::collections::HashSet;
 use std::ops::Range;
 
 use gradclip_core::dtype::DType;
@@ -10,6 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyString, PyType};
+use rustc_hash::FxHashSet;
 
 use crate::dlpack::{Exchange, View};
 
@@ -49,7 +49,7 @@ pub fn gradients_of(
     attribute: &Bound<'_, PyString>,
     names: &Names,
 ) -> PyResult<Vec<Gradient>> {
-    let mut seen = HashSet::with_capacity(parameters.len());
+    let mut seen = FxHashSet::with_capacity_and_hasher(parameters.len(), Default::default());
     let mut reader = Reader::new(parameters.py())?;
     let mut gradients = Vec::with_capacity(parameters.len());
     for (position, parameter) in parameters.iter().enumerate() {
@@ -73,7 +73,7 @@ pub fn gradients_from(
     owned: Option<Vec<Option<(u64, u64)>>>,
     names: &Names,
 ) -> PyResult<Vec<Gradient>> {
-    let mut seen = HashSet::with_capacity(tensors.len());
+    let mut seen = FxHashSet::with_capacity_and_hasher(tensors.len(), Default::default());
     let mut reader = Reader::new(tensors.py())?;
     let mut gradients = Vec::with_capacity(tensors.len());
     for (position, tensor) in tensors.iter().enumerate() {
