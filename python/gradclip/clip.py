@@ -80,8 +80,8 @@ def clip_(
     given = listed(parameters)
     loss_scale = arguments.loss_scale(scale)
     if session := session_for(given, grad, sharding):
-        settings = Settings(norm_type, max_norm, eps, loss_scale)
-        return sharded.clip_(session, given, settings, error_if_nonfinite, dtype)[0]
+        settings = Settings(norm_type, max_norm, eps, loss_scale, error_if_nonfinite)
+        return sharded.clip_(session, given, settings, dtype)[0]
     found = gradients.of(given, grad)
     if not found.tensors:
         return no_gradient(given, dtype)
@@ -140,7 +140,8 @@ def get_total_norm(
         return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype)
     given = listed(tensors)
     if session := session_for(given, None, sharding):
-        return sharded.total_norm(session, given, norm_type, error_if_nonfinite, dtype)
+        settings = Settings(norm_type, error_if_nonfinite=error_if_nonfinite)
+        return sharded.total_norm(session, given, settings, dtype)
     found = gradients.given(given)
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)

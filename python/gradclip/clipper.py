@@ -68,9 +68,10 @@ class Clipper:
         loss_scale = arguments.loss_scale(scale)
         max_norm = arguments.limit(self.max_norm, "max_norm")
         if self._session is not None:
-            settings = Settings(self.norm_type, max_norm, self.eps, loss_scale)
+            raises = self.error_if_nonfinite
+            settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, raises)
             self.total_norm, self.coefficient = sharded.clip_(
-                self._session, self._given, settings, self.error_if_nonfinite, self.dtype
+                self._session, self._given, settings, self.dtype
             )
             return self.total_norm
         self.total_norm = self._clip_alone(max_norm, loss_scale)

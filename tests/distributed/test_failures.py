@@ -127,9 +127,10 @@ def disagreements(rank: int, size: int) -> None:
     for one, other in ((INF, 2.0), (2.0, INF), (-INF, INF), (3.0, -INF), (INF, 1.0)):
         assert "disagree about norm_type" in clip(norm_type=one if rank == 0 else other)
     assert "max_norm=2.0" in clip(max_norm=2.0 if last else 1.0)
-    assert "max_norm and eps" in clip(eps=0.0 if last else 1e-6)
-    assert "max_norm and eps" in clip(norm_type=INF, eps=0.0 if last else 1e-6)
-    assert "grouping" in clip(check_replicas=True if last else None)
+    assert "max_norm, eps" in clip(eps=0.0 if last else 1e-6)
+    assert "max_norm, eps" in clip(norm_type=INF, eps=0.0 if last else 1e-6)
+    assert "error_if_nonfinite=True" in clip(error_if_nonfinite=last)
+    assert "check_replicas=" in clip(check_replicas=True if last else None)
     assert bool((cases.local(owner) == 1).all())
     plain = cases.parameter(torch.ones(2))
     mine = [plain, owner] if last else [plain]

@@ -21,7 +21,6 @@ def clip_(
     session: Session,
     given: Parameters,
     settings: Settings,
-    error_if_nonfinite: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, float]:
     """Clip over all ranks; the total norm before, as a tensor, and the coefficient.
@@ -33,9 +32,7 @@ def clip_(
         ShardedClipError: on every rank alike, before any gradient was touched.
     """
     exchange = Exchange(session.plan, settings, _unique(given))
-    total = totals.unscaled(
-        _finite(exchange, error_if_nonfinite), settings.norm_type, settings.scale
-    )
+    total = totals.unscaled(_total(exchange), settings.norm_type, settings.scale)
     coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
     engine.scale_(_read(exchange), coefficient / settings.scale)
     return _tensor(exchange, given, total, dtype), coefficient
@@ -44,13 +41,12 @@ def clip_(
 def total_norm(
     session: Session,
     given: Parameters,
-    norm_type: float,
-    error_if_nonfinite: bool = False,
+    settings: Settings,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The total norm over all ranks, the same bits on each."""
-    exchange = Exchange(session.plan, Settings(norm_type), _unique(given))
-    return _tensor(exchange, given, _finite(exchange, error_if_nonfinite), dtype)
+    exchange = Exchange(session.plan, settings, _unique(given))
+    return _tensor(exchange, given, _total(exchange), dtype)
 
 
 def each_norm(
@@ -119,9 +115,9 @@ def _read(exchange: Exchange) -> Gradients:
     return exchange.local.gradients
 
 
-def _finite(exchange: Exchange, error_if_nonfinite: bool) -> float:
+def _total(exchange: Exchange) -> float:
     (total,) = exchange.totals()
-    if error_if_nonfinite and not math.isfinite(total):
+    if exchange.settings.error_if_nonfinite and not math.isfinite(total):
         raise ShardedClipError(
             f"The total norm of order {exchange.settings.norm_type} for gradients from `parameters`"
             " is non-finite, so it cannot be clipped. To disable this error and scale the gradients"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
@@ -31,11 +31,11 @@ class Settings:
     max_norm: float = math.inf
     eps: float = 1e-6
     scale: float = 1.0
+    error_if_nonfinite: bool = False
 
     def words(self) -> str:
         """How an error tells a rank's settings."""
-        words = f"norm_type={self.norm_type}, max_norm={self.max_norm}, eps={self.eps}"
-        return words if self.scale == 1 else f"{words}, scale={self.scale}"
+        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
 class Exchange:
@@ -156,7 +156,7 @@ class Exchange:
         plain = rules.plain if isinstance(rules.plain, (str, int, type(None))) else "ranks"
         return (
             message.tag(asked.norm_type),
-            message.tag(asked.max_norm, asked.eps, asked.scale),
+            message.tag(asked.max_norm, asked.eps, asked.scale, asked.error_if_nonfinite),
             message.tag(self.transport.ranks, rules.check_replicas, plain, self.width),
         )
 

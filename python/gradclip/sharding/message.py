@@ -28,7 +28,11 @@ EXTREME = 141
 NO_ELEMENT = -(2**63)
 
 #: What ranks must agree on, in the order of their tags.
-SUBJECTS = ("norm_type", "max_norm and eps", "grouping")
+SUBJECTS = (
+    "norm_type",
+    "max_norm, eps, scale or error_if_nonfinite",
+    "the group, plain=, check_replicas= or the number of parameters",
+)
 
 FORM, ERRORS, UNVERIFIED, PLAIN_COPIES, PLAIN_SHARDS, DOUBLE = 0, 2, 3, 4, 5, 6
 TAGS = 7
