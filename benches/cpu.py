@@ -33,6 +33,11 @@ class Result:
         return self.torch.median / self.gradclip.median
 
     @property
+    def ratio_of_fastest(self) -> float:
+        """The same by the fastest rounds."""
+        return self.torch.fastest / self.gradclip.fastest
+
+    @property
     def bytes_per_second(self) -> float:
         """Gradient bytes, counted once, by gradclip's median time."""
         return self.gradient_bytes / self.gradclip.median
@@ -72,7 +77,7 @@ def _table(results: list[Result], bandwidths: dict[str, float]) -> Table:
     caption = ", ".join(f"{name} {speed / 1e9:.1f} GB/s" for name, speed in bandwidths.items())
     table = Table(box=SIMPLE_HEAD, caption=f"this machine's memory: {caption}")
     table.add_column("case", no_wrap=True)
-    for heading in ("gradclip ms", "torch ms", "ratio", "GB/s", "of read"):
+    for heading in ("gradclip ms", "torch ms", "ratio", "of fastest", "GB/s", "of read"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
@@ -80,6 +85,7 @@ def _table(results: list[Result], bandwidths: dict[str, float]) -> Table:
             f"{1e3 * result.gradclip.median:.3f}",
             f"{1e3 * result.torch.median:.3f}",
             f"{result.ratio:.2f}",
+            f"{result.ratio_of_fastest:.2f}",
             f"{result.bytes_per_second / 1e9:.1f}",
             f"{result.bytes_per_second / read:.0%}",
         )
