@@ -224,14 +224,17 @@ def test_limits_that_are_numbers_in_other_clothes(limit: Any) -> None:
     assert gradient_of(owner).tolist() == pytest.approx([0.6, 0.8])
 
 
+UNKNOWN: dict[str, Any] = {"grup": None}
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda owners: gradclip.clip_(owners, 1.0, grup=None),
-        lambda owners: gradclip.clip_grad_norm_(owners, 1.0, grup=None),
-        lambda owners: gradclip.clip_grads_with_norm_(owners, 1.0, 5.0, grup=None),
-        lambda owners: gradclip.get_total_norm(map(gradient_of, owners), grup=None),
-        lambda owners: gradclip.clip_grad_value_(owners, 1.0, grup=None),
+        lambda owners: gradclip.clip_(owners, 1.0, **UNKNOWN),
+        lambda owners: gradclip.clip_grad_norm_(owners, 1.0, **UNKNOWN),
+        lambda owners: gradclip.clip_grads_with_norm_(owners, 1.0, 5.0, **UNKNOWN),
+        lambda owners: gradclip.get_total_norm(map(gradient_of, owners), **UNKNOWN),
+        lambda owners: gradclip.clip_grad_value_(owners, 1.0, **UNKNOWN),
     ],
 )
 def test_arguments_that_there_are_not(call: Call) -> None:

@@ -47,6 +47,16 @@ def test_the_engines_sums_of_non_finite_elements(p: float, dtype: torch.dtype) -
     assert reference.sums(gradient, p).tolist() == engine_sums(gradient, p)
 
 
+@pytest.mark.parametrize("p", NORMS)
+def test_every_nan_is_a_nan(p: float) -> None:
+    payloads = torch.tensor([1, 1 << 51, (1 << 52) - 1, 1 - (1 << 63)]) | 0x7FF << 52
+    gradient = payloads.view(torch.float64)
+    assert gradient.isnan().all()
+    sums = reference.sums(gradient, p).tolist()
+    assert sums == engine_sums(gradient, p)
+    assert sums[limbs.NAN : limbs.NEGATIVE_INFINITY + 1] == [4, 0, 0]
+
+
 @pytest.mark.parametrize("p", [-1.0, -2.5, 0.5, 1.5])
 def test_counts_of_other_norms(p: float) -> None:
     gradient = torch.tensor([0.0, 1.0, math.nan, math.inf, 1e-320, 1e300, 0.0], dtype=torch.float64)
