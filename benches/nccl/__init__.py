@@ -1,0 +1,1 @@
+"""The sharded clip over NCCL on several GPUs, from an installed wheel."""
