@@ -22,6 +22,7 @@ def _same_start() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+    torch.set_grad_enabled(True)
 
 
 @pytest.fixture(autouse=True)
