@@ -7,18 +7,23 @@ from torch import Tensor
 
 from benches.timing import in_turns
 
-ELEMENTS = 1 << 27  # 512 MiB of float32: far beyond any cache
+BUFFER_BYTES = 1 << 29  # far beyond any cache
 
 
 def bandwidths() -> dict[str, float]:
     """Bytes a second of a pure read, of a copy (read and write) and of an update in place."""
-    source, target = torch.ones(ELEMENTS), torch.empty(ELEMENTS)
+    source, target = torch.ones(BUFFER_BYTES // 4), torch.empty(BUFFER_BYTES // 4)
     calls: dict[str, Callable[[], Tensor]] = {
-        # an integer sum: of torch's reductions the one nearest to a pure read
-        "read": lambda: source.view(torch.int64).sum(),
+        "read": read_of(BUFFER_BYTES),
         "copy": lambda: target.copy_(source),
         "in place": lambda: source.mul_(1.0),
     }
     passes = {"read": 1, "copy": 2, "in place": 2}
     timings = in_turns(dict(calls))
-    return {name: passes[name] * source.nbytes / timings[name].median for name in calls}
+    return {name: passes[name] * BUFFER_BYTES / timings[name].median for name in calls}
+
+
+def read_of(n_bytes: int) -> Callable[[], Tensor]:
+    """A call that reads so many bytes and hardly computes: of torch's reductions the quickest."""
+    buffer = torch.ones(max(1, n_bytes // 8), dtype=torch.int64)
+    return lambda: buffer.sum()
