@@ -13,10 +13,10 @@ say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-gpu lint format clean
+.PHONY: help setup demo test bench bench-sharded bench-gpu lint format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## make .venv: torch, the tools, and gradclip built from this tree
 
@@ -74,6 +74,9 @@ format: setup ## rewrite the sources in the house style
 
 bench: setup ## gradclip beside torch on this machine's CPU: a table and JSON
 	@$(BIN)/python -m benches.cpu
+
+bench-sharded: setup ## the clip over gloo ranks beside torch: a table and JSON
+	@$(BIN)/python -m benches.sharded
 
 bench-gpu: setup ## gradclip beside torch on this machine's GPU: a table and JSON
 	@$(BIN)/python -m benches.gpu
