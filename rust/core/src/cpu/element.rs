@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::vector::Vector;
+use super::vector::{GROUP, Vector};
 
 /// A real element type that widens to float64 exactly.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -23,11 +23,11 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// Bits of infinity: everything from there on is not finite.
     const INFINITY: Self::Bits;
 
-    /// Widens elements from memory to a vector.
+    /// Widens a group of elements from memory to vectors, in whatever order.
     ///
     /// # Safety
-    /// `V::WIDTH` elements must be readable.
-    unsafe fn load<V: Vector>(from: *const Self) -> V;
+    /// `GROUP * V::WIDTH` elements must be readable.
+    unsafe fn load<V: Vector>(from: *const Self) -> [V; GROUP];
 
     /// The element as float64.
     fn widen(self) -> f64;
@@ -52,7 +52,7 @@ macro_rules! element {
             const INFINITY: $bits = <$type>::INFINITY.to_bits();
 
             #[inline(always)]
-            unsafe fn load<V: Vector>(from: *const Self) -> V {
+            unsafe fn load<V: Vector>(from: *const Self) -> [V; GROUP] {
                 // SAFETY: the caller's contract.
                 unsafe { V::$load(from) }
             }

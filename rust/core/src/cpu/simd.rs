@@ -34,6 +34,17 @@ impl Simd {
             Simd::Avx512 => "avx512",
         }
     }
+
+    /// Lanes of its vectors of float64.
+    pub const fn width(self) -> usize {
+        match self {
+            Simd::Baseline => Pair::WIDTH,
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => Avx2::WIDTH,
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => Avx512::WIDTH,
+        }
+    }
 }
 
 /// Work over one block. `run` must be `#[inline(always)]`, or it is not compiled for the instruction set.

@@ -235,11 +235,8 @@ fn add_windowed<T: Element, const SQUARES: bool>(
     simd: Simd,
     limbs: &mut Limbs,
 ) {
-    match if terms.fit() {
-        terms.levels(parts)
-    } else {
-        usize::MAX
-    } {
+    let levels = terms.levels(block.len(), parts, simd.width());
+    match if terms.fit() { levels } else { usize::MAX } {
         1 => dispatch(
             simd,
             Windowed::<T, 1, SQUARES> {

@@ -5,6 +5,9 @@
 
 use half::{bf16, f16};
 
+/// Vectors that are loaded and added together: enough independent additions to hide their latency.
+pub const GROUP: usize = 4;
+
 /// Lanes of float64 that move together.
 pub trait Vector: Copy {
     /// Number of lanes.
@@ -46,29 +49,32 @@ pub trait Vector: Copy {
         floats.map(f16::from_f32)
     }
 
-    /// Widens float64 from memory.
+    /// Asks for the cache line of an address, which need not be readable.
+    fn prefetch(address: *const u8);
+
+    /// Widens a group of float64 from memory, in whatever order.
     ///
     /// # Safety
-    /// `WIDTH` elements must be readable.
-    unsafe fn load_f64(from: *const f64) -> Self;
+    /// `GROUP * WIDTH` elements must be readable.
+    unsafe fn load_f64(from: *const f64) -> [Self; GROUP];
 
-    /// Widens float32 from memory.
+    /// Widens a group of float32 from memory.
     ///
     /// # Safety
     /// As [`Vector::load_f64`].
-    unsafe fn load_f32(from: *const f32) -> Self;
+    unsafe fn load_f32(from: *const f32) -> [Self; GROUP];
 
-    /// Widens bfloat16 from memory.
+    /// Widens a group of bfloat16 from memory.
     ///
     /// # Safety
     /// As [`Vector::load_f64`].
-    unsafe fn load_bf16(from: *const bf16) -> Self;
+    unsafe fn load_bf16(from: *const bf16) -> [Self; GROUP];
 
-    /// Widens float16 from memory.
+    /// Widens a group of float16 from memory.
     ///
     /// # Safety
     /// As [`Vector::load_f64`].
-    unsafe fn load_f16(from: *const f16) -> Self;
+    unsafe fn load_f16(from: *const f16) -> [Self; GROUP];
 }
 
 /// What every target can do; on Arm the compiler makes NEON of it, with fused multiply-adds.
@@ -77,9 +83,10 @@ pub struct Pair([f64; 2]);
 
 impl Pair {
     #[inline(always)]
-    unsafe fn load<T: Copy>(from: *const T, widen: impl Fn(T) -> f64) -> Self {
-        // SAFETY: the caller vouches for both elements.
-        Pair(unsafe { [widen(from.read()), widen(from.add(1).read())] })
+    unsafe fn load<T: Copy>(from: *const T, widen: impl Fn(T) -> f64) -> [Self; GROUP] {
+        // SAFETY: the caller vouches for the elements of the group.
+        let at = |place| widen(unsafe { from.add(place).read() });
+        std::array::from_fn(|column| Pair([at(2 * column), at(2 * column + 1)]))
     }
 
     #[inline(always)]
@@ -138,25 +145,28 @@ impl Vector for Pair {
     }
 
     #[inline(always)]
-    unsafe fn load_f64(from: *const f64) -> Self {
+    fn prefetch(_address: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn load_f64(from: *const f64) -> [Self; GROUP] {
         // SAFETY: the caller's contract.
         unsafe { Pair::load(from, |x| x) }
     }
 
     #[inline(always)]
-    unsafe fn load_f32(from: *const f32) -> Self {
+    unsafe fn load_f32(from: *const f32) -> [Self; GROUP] {
         // SAFETY: the caller's contract.
         unsafe { Pair::load(from, f64::from) }
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(from: *const bf16) -> Self {
+    unsafe fn load_bf16(from: *const bf16) -> [Self; GROUP] {
         // SAFETY: the caller's contract.
         unsafe { Pair::load(from, bf16::to_f64) }
     }
 
     #[inline(always)]
-    unsafe fn load_f16(from: *const f16) -> Self {
+    unsafe fn load_f16(from: *const f16) -> [Self; GROUP] {
         // SAFETY: the caller's contract.
         unsafe { Pair::load(from, f16::to_f64) }
     }
@@ -171,7 +181,10 @@ mod x86 {
 
     use half::{bf16, f16};
 
-    use super::Vector;
+    use super::{GROUP, Vector};
+
+    /// The upper bfloat16 of a word is the word as float32, once the lower one is masked off.
+    const UPPER: i32 = 0xFFFF_0000_u32 as i32;
 
     /// Four lanes; made only inside functions compiled for AVX2, FMA and F16C.
     #[derive(Clone, Copy)]
@@ -183,7 +196,7 @@ mod x86 {
 
     /// Implements [`Vector`] by one intrinsic an operation.
     macro_rules! vector {
-        ($type:ident, $width:literal, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $fms:ident,
+        ($type:ident, $width:literal, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $fms:ident, $widen:ident: $half:ty,
          abs: $abs:expr, units: $units:expr, f64: $f64:expr, f32: $f32:expr, bf16: $bf16:expr, f16: $f16:expr) => {
             impl Vector for $type {
                 const WIDTH: usize = $width;
@@ -237,6 +250,12 @@ mod x86 {
                 }
 
                 #[inline(always)]
+                fn prefetch(address: *const u8) {
+                    // SAFETY: a prefetch of any address is harmless.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+                }
+
+                #[inline(always)]
                 fn widen_half(halves: &[f16; 8]) -> [f32; 8] {
                     let mut floats = [0.0; 8];
                     // SAFETY: both arrays hold what is read and written; the instruction set is there, see the type.
@@ -261,33 +280,35 @@ mod x86 {
                 }
 
                 #[inline(always)]
-                unsafe fn load_f64(from: *const f64) -> Self {
+                unsafe fn load_f64(from: *const f64) -> [Self; GROUP] {
                     // SAFETY: the caller's contract; the instruction set is there, see the type.
-                    $type(unsafe { $f64(from) })
+                    std::array::from_fn(|column| $type(unsafe { $f64(from.add(column * $width)) }))
                 }
 
                 #[inline(always)]
-                unsafe fn load_f32(from: *const f32) -> Self {
+                unsafe fn load_f32(from: *const f32) -> [Self; GROUP] {
                     // SAFETY: the caller's contract; the instruction set is there, see the type.
-                    $type(unsafe { $f32(from) })
+                    std::array::from_fn(|column| $type(unsafe { $f32(from.add(column * $width)) }))
                 }
 
                 #[inline(always)]
-                unsafe fn load_bf16(from: *const bf16) -> Self {
+                unsafe fn load_bf16(from: *const bf16) -> [Self; GROUP] {
                     // SAFETY: the caller's contract; the instruction set is there, see the type.
-                    $type(unsafe { $bf16(from) })
+                    let words: [$half; GROUP] = unsafe { $bf16(from) };
+                    // SAFETY: as above.
+                    words.map(|floats| $type(unsafe { $widen(floats) }))
                 }
 
                 #[inline(always)]
-                unsafe fn load_f16(from: *const f16) -> Self {
+                unsafe fn load_f16(from: *const f16) -> [Self; GROUP] {
                     // SAFETY: the caller's contract; the instruction set is there, see the type.
-                    $type(unsafe { $f16(from) })
+                    std::array::from_fn(|column| $type(unsafe { $f16(from.add(column * $width)) }))
                 }
             }
         };
     }
 
-    vector!(Avx2, 4, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_fmadd_pd, _mm256_fmsub_pd,
+    vector!(Avx2, 4, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_fmadd_pd, _mm256_fmsub_pd, _mm256_cvtps_pd: __m128,
         abs: |x| _mm256_andnot_pd(_mm256_set1_pd(-0.0), x),
         units: |x, start| {
             let units = _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_set1_epi64x(start));
@@ -297,12 +318,19 @@ mod x86 {
         f64: |from| _mm256_loadu_pd(from),
         f32: |from| _mm256_cvtps_pd(_mm_loadu_ps(from)),
         bf16: |from: *const bf16| {
-            let bits = _mm_cvtepu16_epi32(_mm_loadl_epi64(from.cast()));
-            _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32::<16>(bits)))
+            let words = _mm256_loadu_si256(from.cast());
+            let lower = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
+            let upper = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(UPPER)));
+            [
+                _mm256_castps256_ps128(lower),
+                _mm256_extractf128_ps::<1>(lower),
+                _mm256_castps256_ps128(upper),
+                _mm256_extractf128_ps::<1>(upper),
+            ]
         },
         f16: |from: *const f16| _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64(from.cast()))));
 
-    vector!(Avx512, 8, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_fmadd_pd, _mm512_fmsub_pd,
+    vector!(Avx512, 8, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_fmadd_pd, _mm512_fmsub_pd, _mm512_cvtps_pd: __m256,
         abs: |x| _mm512_abs_pd(x),
         units: |x, start| {
             _mm512_reduce_add_epi64(_mm512_sub_epi64(_mm512_castpd_si512(x), _mm512_set1_epi64(start)))
@@ -310,8 +338,15 @@ mod x86 {
         f64: |from| _mm512_loadu_pd(from),
         f32: |from| _mm512_cvtps_pd(_mm256_loadu_ps(from)),
         bf16: |from: *const bf16| {
-            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+            let words = _mm512_loadu_si512(from.cast());
+            let lower = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words));
+            let upper = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(UPPER)));
+            [
+                _mm512_castps512_ps256(lower),
+                _mm512_extractf32x8_ps::<1>(lower),
+                _mm512_castps512_ps256(upper),
+                _mm512_extractf32x8_ps::<1>(upper),
+            ]
         },
         f16: |from: *const f16| _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(from.cast()))));
 }

@@ -10,11 +10,8 @@
 use super::block::BLOCK;
 use super::element::Element;
 use super::simd::Kernel;
-use super::vector::Vector;
+use super::vector::{GROUP, Vector};
 use crate::exact::{Limbs, power_of_two};
-
-/// Vectors of one level: enough independent additions to hide their latency.
-const UNROLL: usize = 4;
 
 /// The finest grid: every float64 is a multiple of it.
 const FINEST: i32 = -1074;
@@ -35,9 +32,9 @@ impl Terms {
         self.top <= LARGEST_TOP && self.unit >= FINEST
     }
 
-    /// Grids that the terms of a whole block need, at most, if each gives `parts` numbers.
-    pub fn levels(self, parts: usize) -> usize {
-        Window::new(self, BLOCK, parts).levels(self)
+    /// Grids that `count` terms need, each of `parts` numbers, in vectors of `width` lanes.
+    pub fn levels(self, count: usize, parts: usize, width: usize) -> usize {
+        Window::new(self, count.div_ceil(GROUP * width), parts).levels(self)
     }
 }
 
@@ -78,16 +75,16 @@ impl Window {
 }
 
 /// The lanes of all levels.
-struct Lanes<V, const LEVELS: usize>([[V; UNROLL]; LEVELS]);
+struct Lanes<V, const LEVELS: usize>([[V; GROUP]; LEVELS]);
 
 impl<V: Vector, const LEVELS: usize> Lanes<V, LEVELS> {
     /// Elements added at once.
-    const STRIDE: usize = UNROLL * V::WIDTH;
+    const STRIDE: usize = GROUP * V::WIDTH;
 
     #[inline(always)]
     fn new(window: &Window) -> Self {
         Lanes(std::array::from_fn(|level| {
-            [V::splat(window.start(level)); UNROLL]
+            [V::splat(window.start(level)); GROUP]
         }))
     }
 
@@ -168,7 +165,7 @@ impl<T: Element, const LEVELS: usize, const SQUARES: bool> Kernel
 }
 
 /// Lanes of the widest vectors.
-const MOST_LANES: usize = UNROLL * 8;
+const MOST_LANES: usize = GROUP * 8;
 
 #[inline(always)]
 fn add_group<T: Element, V: Vector, const LEVELS: usize, const SQUARES: bool>(
@@ -176,9 +173,10 @@ fn add_group<T: Element, V: Vector, const LEVELS: usize, const SQUARES: bool>(
     group: &[T],
 ) {
     assert!(group.len() == Lanes::<V, LEVELS>::STRIDE);
-    for column in 0..UNROLL {
-        // SAFETY: the group holds UNROLL x WIDTH elements.
-        let x: V = unsafe { T::load(group.as_ptr().add(column * V::WIDTH)) };
+    prefetch::<T, V>(group);
+    // SAFETY: the group holds GROUP x WIDTH elements, as asserted.
+    let vectors: [V; GROUP] = unsafe { T::load(group.as_ptr()) };
+    for (column, x) in vectors.into_iter().enumerate() {
         if !SQUARES {
             lanes.add(0, column, x.abs());
         } else if T::SQUARE_IS_EXACT {
@@ -186,5 +184,18 @@ fn add_group<T: Element, V: Vector, const LEVELS: usize, const SQUARES: bool>(
         } else {
             lanes.add_square(column, x);
         }
+    }
+}
+
+/// Asks for what will be read two blocks later: the first pass over a block leaves memory idle otherwise.
+#[inline(always)]
+fn prefetch<T, V: Vector>(group: &[T]) {
+    const LINE: usize = 64;
+    let ahead = group
+        .as_ptr()
+        .cast::<u8>()
+        .wrapping_add(2 * BLOCK * size_of::<T>());
+    for line in (0..size_of_val(group)).step_by(LINE) {
+        V::prefetch(ahead.wrapping_add(line));
     }
 }
