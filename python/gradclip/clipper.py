@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradclip import _core, arguments, clip, gradients, totals
+from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.exchange import Settings
@@ -36,7 +37,8 @@ class Clipper:
     Attributes:
         max_norm: the limit of the next clip; may be changed between steps, on all ranks alike.
         total_norm: what the last clip returned; None before the first.
-        coefficient: what the last clip multiplied gradients by, 1 when it left them alone.
+        coefficient: what the last clip multiplied gradients by, 1 when it left them alone; a 0-dim
+            tensor where the clip ran on a device without waiting for it.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class Clipper:
         self.grad = grad
         self.sharding = sharding
         self.total_norm: Tensor | None = None
-        self.coefficient = 1.0
+        self.coefficient: float | Tensor = 1.0
         self._given = listed(parameters)
         self._session = open_session(self._given, grad, sharding)
 
-    @torch.no_grad()
+    @without_grad
     def clip_(self, scale: float | Tensor | None = None) -> Tensor:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
         loss_scale = arguments.loss_scale(scale)
@@ -78,6 +80,17 @@ class Clipper:
         total = totals.float64_of(self.total_norm)
         self.coefficient = _core.coefficient(total, max_norm, self.eps)
         return self.total_norm
+
+    def check(self) -> None:
+        """Wait for the last clip over ranks on a device, and raise if it failed on any rank.
+
+        Without this the next `clip_` raises it. Elsewhere `clip_` itself has raised.
+
+        Raises:
+            ShardedClipError: with the rank that failed.
+        """
+        if self._session is not None:
+            sharded.check(self._session)
 
     def _clip_alone(self, max_norm: float, loss_scale: float) -> Tensor:
         found = gradients.of(self._given, self.grad)

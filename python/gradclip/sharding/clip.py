@@ -10,9 +10,10 @@ import torch
 from gradclip import _core, engine, gradients, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters
-from gradclip.sharding import compat, placements
+from gradclip.sharding import compat, deferred, placements
+from gradclip.sharding.deferred import DeviceEngine
 from gradclip.sharding.exchange import Exchange, Settings
-from gradclip.sharding.failure import ShardedClipError
+from gradclip.sharding.failure import ShardedClipError, raise_unheard
 from gradclip.sharding.session import Session, all_plain
 from gradclip.sharding.slots import agreed_slots
 
@@ -22,20 +23,62 @@ def clip_(
     given: Parameters,
     settings: Settings,
     dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[torch.Tensor, float | torch.Tensor]:
     """Clip over all ranks; the total norm before, as a tensor, and the coefficient.
 
     With a loss scale S the stored gradients are S times the true ones: the total is that of the
-    true ones, and the gradients end up clipped and divided by S.
+    true ones, and the gradients end up clipped and divided by S. On a device both results are
+    tensors that the host has not read.
 
     Raises:
-        ShardedClipError: on every rank alike, before any gradient was touched.
+        ShardedClipError: on every rank alike, before any gradient was touched; on a device, other
+            ranks than the one that failed raise at their next call.
     """
-    exchange = Exchange(session.plan, settings, _unique(given))
+    exchange = _opened(session, given, settings)
+    state = session.deferred
+    if not state.waits and (engine_ := _device_engine(exchange)):
+        result = state.clip_(engine_, exchange, session.plan.transport.device)
+        dtype = dtype or (torch.float64 if state.double else torch.float32)
+        return result[0].to(dtype), result[1]
+    state.waits = True
     total = totals.unscaled(_total(exchange), settings.norm_type, settings.scale)
     coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
     engine.scale_(_read(exchange), coefficient / settings.scale)
+    state.double, state.waits = exchange.double, False
     return _tensor(exchange, given, total, dtype), coefficient
+
+
+def check(session: Session) -> None:
+    """Raise what the last clip came to on a device, if it came to nothing good.
+
+    Raises:
+        ShardedClipError: as `clip_`.
+    """
+    verdict = session.deferred.earlier()
+    if verdict is not None and verdict.bad:
+        raise_unheard(verdict, None, session.plan.transport.label)
+
+
+def _opened(session: Session, given: Parameters, settings: Settings) -> Exchange:
+    """The exchange of a call, once an earlier one that went wrong was told."""
+    exchange = Exchange(session.plan, settings, _unique(given))
+    try:
+        if not _capturing():
+            check(session)
+    except ShardedClipError as earlier:
+        exchange.give_up(earlier)
+        raise
+    return exchange
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _device_engine(exchange: Exchange) -> DeviceEngine | None:
+    if exchange.local is None or not exchange.deferrable():
+        return None
+    return deferred.engine_for(exchange.local.gradients, exchange.transport.device)
 
 
 def total_norm(
@@ -45,7 +88,7 @@ def total_norm(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The total norm over all ranks, the same bits on each."""
-    exchange = Exchange(session.plan, settings, _unique(given))
+    exchange = _opened(session, given, settings)
     return _tensor(exchange, given, _total(exchange), dtype)
 
 

@@ -22,6 +22,9 @@ from gradclip.sharding.plan import Plan
 
 T = TypeVar("T")
 
+#: Norm types whose first pass is final: no term leaves float64's range.
+_SINGLE_PASS = (0.0, 1.0, 2.0, math.inf, -math.inf)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -92,6 +95,32 @@ class Exchange:
             for total, scaled in zip(totals, again, strict=True)
         ]
 
+    def deferrable(self) -> bool:
+        """Whether the host has nothing to find out in this call: see `deferred`."""
+        return (
+            self.local is not None
+            and self.cause is None
+            and self.slots is None
+            and not self.gathered.partial
+            and not self._copies_to_compare()
+            and not self.settings.error_if_nonfinite
+            and self.settings.norm_type in _SINGLE_PASS
+            and bool(self.transport.ranks)
+        )
+
+    def deferred_tail(self) -> message.Tail:
+        """The tail of a call whose verdict the host reads later."""
+        tail = self._tail()
+        tail.deferred = True
+        return tail
+
+    def give_up(self, cause: Exception) -> None:
+        """Send a vector that says that this rank failed, so that no other rank waits for it."""
+        self.cause = cause
+        tail = self.deferred_tail()
+        rows = torch.tensor([message.nothing()] * self.width, dtype=torch.int64)
+        self._reduce(message.compose(rows, tail, self.maximum), self.maximum)
+
     def _first_round(self) -> list[Sums]:
         rows = self._attempt(lambda: self._rows(self.settings.norm_type))
         tail = self._tail()
@@ -104,7 +133,7 @@ class Exchange:
 
     def _round(self, rows: list[list[int]], maximum: bool) -> list[Sums]:
         """A further round of sums alone: what could go wrong on one rank was found before."""
-        tail = message.Tail(False, False, False, False, False, self._tags())
+        tail = message.Tail(0, False, False, False, False, self._tags())
         vector = message.compose(torch.tensor(rows, dtype=torch.int64), tail, maximum)
         sums, _ = message.split(self._reduce(vector, maximum), maximum)
         return [Sums.from_list(row) for row in sums.tolist()]
@@ -166,7 +195,7 @@ class Exchange:
         contents = None if self.maximum else self._attempt(lambda: self._content_shares(checking))
         outlines = (0, 0) if self.maximum else self.gathered.outlines()
         return message.Tail(
-            failed=self.cause is not None,
+            failed=0 if self.cause is None else self.transport.rank + 1,
             unverified=bool(checking),
             plain_copies=copies,
             plain_shards=shards,
@@ -195,11 +224,13 @@ class Exchange:
     def _judge(self, verdict: message.Verdict) -> None:
         """Raise on every rank, or on none."""
         self.double = verdict.double
+        if verdict.bad and verdict.deferred:
+            failure.raise_unheard(verdict, self.cause, self.transport.label)
         if verdict.disagreements:
             failure.raise_disagreement(self.transport, verdict.disagreements, self.settings.words())
         if verdict.failures:
             failure.raise_failure(self.transport, self.cause)
-        if not verdict.balanced or (self.maximum and verdict.unverified):
+        if not verdict.balanced or (self.maximum and verdict.unverified and not verdict.deferred):
             self._compare_by_name()
         for k in self.gathered.copies if verdict.unverified else ():
             self.gathered.entries[k].verified = True

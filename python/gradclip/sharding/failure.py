@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from gradclip.sharding.message import Verdict
 from gradclip.sharding.transport import Transport
 
 _TEXT_BYTES = 1024
@@ -30,6 +31,20 @@ def elected_words(transport: Transport, words: str | None) -> str | None:
         text[: len(spelled)] = torch.tensor(list(spelled), dtype=torch.int64)
     spelled = bytes(transport.sum_(text).tolist()).rstrip(b"\0")
     return spelled.decode(errors="ignore")
+
+
+def raise_unheard(verdict: Verdict, cause: BaseException | None, label: str) -> None:
+    """Raise what the vector alone tells, where some ranks take part in no further round now."""
+    if cause is not None:
+        words = f"{label}: {cause}"
+    elif verdict.failures:
+        who = "ranks" if verdict.failed_rank is None else f"rank {verdict.failed_rank}"
+        words = f"{who} could not clip and raised the reason"
+    elif verdict.disagreements:
+        words = f"ranks disagree about {', '.join(verdict.disagreements)}"
+    else:
+        words = "copies of a gradient differ between ranks; check_replicas=True tells which"
+    raise ShardedClipError(f"{words}; no gradient was changed on any rank") from cause
 
 
 def raise_failure(transport: Transport, cause: BaseException | None) -> None:

@@ -34,8 +34,11 @@ SUBJECTS = (
     "the group, plain=, check_replicas= or the number of parameters",
 )
 
-FORM, ERRORS, UNVERIFIED, PLAIN_COPIES, PLAIN_SHARDS, DOUBLE = 0, 2, 3, 4, 5, 6
-TAGS = 7
+FORM, ERRORS, FAILED_RANK, DEFERRED, UNVERIFIED, PLAIN_COPIES, PLAIN_SHARDS, DOUBLE = (
+    0,
+    *range(2, 9),
+)
+TAGS = 9
 BALANCES = TAGS + 2 * len(SUBJECTS)
 TAIL = BALANCES + 4
 
@@ -64,24 +67,26 @@ def takes_max(norm_type: float) -> bool:
 class Tail:
     """What travels beside the sums.
 
-    `plain_copies` and `plain_shards` say that this rank took plain tensors so without being told;
-    ranks must not differ in that. `double` says that it has float64 gradients. `balances` are
-    words whose sum must vanish modulo 2^40.
+    `failed` is this rank plus 1 when it failed. `deferred` says that its host reads the verdict
+    later, so that no further round may follow now. `plain_copies` and `plain_shards` say that it
+    took plain tensors so without being told; ranks must not differ in that. `double` says that it
+    has float64 gradients. `balances` are words whose sum must vanish modulo 2^40.
     """
 
-    failed: bool
+    failed: int
     unverified: bool
     plain_copies: bool
     plain_shards: bool
     double: bool
     tags: Sequence[int]
     balances: Sequence[int] = (0, 0, 0, 0)
+    deferred: bool = False
 
     def words(self, maximum: bool) -> list[int]:
         """The tail in SUM or in MAX form."""
         form = [_FORM_OF_MAX, -_FORM_OF_MAX] if maximum else [1, 1]
-        flags = (self.failed, self.unverified, self.plain_copies, self.plain_shards)
-        words = [*form, *map(int, flags), int(self.double)]
+        flags = (self.deferred, self.unverified, self.plain_copies, self.plain_shards, self.double)
+        words = [*form, int(self.failed > 0), self.failed, *map(int, flags)]
         for value in self.tags:
             words += [value, -value] if maximum else [value, value * value]
         return words + ([0] * 4 if maximum else list(self.balances))
@@ -116,6 +121,13 @@ class Verdict:
     disagreements: tuple[str, ...]
     balanced: bool
     double: bool = False
+    deferred: bool = False
+    failed_rank: int | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether no rank may scale."""
+        return bool(self.failures or self.disagreements or not self.balanced)
 
 
 def read(tail: Sequence[int], maximum: bool) -> Verdict:
@@ -131,7 +143,29 @@ def read(tail: Sequence[int], maximum: bool) -> Verdict:
     if tail[PLAIN_COPIES] and tail[PLAIN_SHARDS]:
         disagreements += ("plain tensors (pass plain=)",)
     balanced = all(word % BALANCE == 0 for word in tail[BALANCES:TAIL])
-    return Verdict(tail[ERRORS], tail[UNVERIFIED], disagreements, balanced, tail[DOUBLE] > 0)
+    alone = tail[ERRORS] == 1 or (maximum and tail[ERRORS] > 0)
+    return Verdict(
+        failures=tail[ERRORS],
+        unverified=tail[UNVERIFIED],
+        disagreements=disagreements,
+        balanced=balanced,
+        double=tail[DOUBLE] > 0,
+        deferred=tail[DEFERRED] > 0,
+        failed_rank=tail[FAILED_RANK] - 1 if alone else None,
+    )
+
+
+def expected(tail: Tail, ranks: int, maximum: bool) -> tuple[list[int], list[int]]:
+    """What a good reduced tail holds, and 1 for each word that must hold just that.
+
+    When all of n ranks have this rank's tags, sum(t) is n * t and sum(t²) is n * t²; and only
+    then, as sum((t - mine)²) is what is left over.
+    """
+    fixed = [*range(FORM, FAILED_RANK + 1), *range(TAGS, BALANCES)]
+    times = 1 if maximum else ranks
+    words = tail.words(maximum)
+    good = [0 if k in (ERRORS, FAILED_RANK) else times * word for k, word in enumerate(words)]
+    return good, [int(k in fixed) for k in range(TAIL)]
 
 
 def _form(tail: Sequence[int], maximum: bool) -> tuple[bool, int]:

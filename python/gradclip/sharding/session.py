@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gradclip.parameters import Parameters
 from gradclip.sharding import transport
 from gradclip.sharding.compat import group_ranks
+from gradclip.sharding.deferred import Deferred
 from gradclip.sharding.plan import Plan, Replicas, Rules, layouts_of
 from gradclip.sharding.slots import Slots
 
@@ -70,6 +71,7 @@ class Session:
         self.plan = Plan(unique, way, rules, attribute)
         self.references = [weakref.ref(parameter) for _, parameter in unique]
         self.slots: Slots | None = None
+        self.deferred = Deferred()
 
     def parameters(self) -> list[torch.Tensor] | None:
         """The parameters, each once; None when one of them is gone."""

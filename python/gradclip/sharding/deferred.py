@@ -1,0 +1,142 @@
+"""The clip over ranks on a device: nothing waits for the host, which reads the verdict later.
+
+The device itself judges the reduced tail. A bad one makes the factor 1, so that no gradient
+changes, and the host raises when it next looks: at the next clip, or when asked. A rank that fails
+on its own host raises at once; it still sends its vector, so that nobody hangs.
+
+A call may be deferred when the host has nothing to find out: every layout was seen before, copies
+were compared, sums need no second pass, and non-finite totals are not to be raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gradclip.gradients import Gradients
+from gradclip.sharding import message
+from gradclip.sharding.exchange import Exchange
+
+_KEPT_JUDGES = 64
+
+
+class DeviceEngine(Protocol):
+    """This rank's gradients on one device, summed and scaled without the host."""
+
+    def sums(self, norm_type: float) -> torch.Tensor:
+        """The sums of everything that counts here: int64[144] on the device."""
+
+    def finish(
+        self, sums: torch.Tensor, norm_type: float, max_norm: float, eps: float, loss_scale: float
+    ) -> torch.Tensor:
+        """From summed sums (carries not propagated) to float64[3].
+
+        The total of the unscaled gradients, the coefficient, and what gradients are multiplied by.
+        """
+
+    def scale_(self, factor: torch.Tensor) -> None:
+        """Multiply all gradients by a 0-dim float64 tensor that the host does not read."""
+
+
+def engine_for(gradients: Gradients, device: torch.device) -> DeviceEngine | None:
+    """The engine of these gradients, when all of them are on the transport's device; else None."""
+    return None
+
+
+@dataclass
+class Pending:
+    """A verdict on its way to the host."""
+
+    tail: torch.Tensor
+    maximum: bool
+    event: torch.cuda.Event | None
+
+    def read(self) -> message.Verdict:
+        """The verdict; waits for the device to reach it."""
+        if self.event is not None:
+            self.event.synchronize()
+        return message.read(self.tail.tolist(), self.maximum)
+
+
+class Judge:
+    """The tail that this rank sends and expects, kept on the device between calls."""
+
+    def __init__(self, tail: message.Tail, ranks: int, maximum: bool, device: torch.device) -> None:
+        good, fixed = message.expected(tail, ranks, maximum)
+        words = torch.tensor([tail.words(maximum), good, fixed], dtype=torch.int64)
+        self.sent, self.good, self.fixed = words.to(device)
+        self.maximum = maximum
+
+    def vector(self, sums: torch.Tensor) -> torch.Tensor:
+        """The vector to reduce."""
+        vector = torch.cat([sums, self.sent])
+        if not self.maximum:
+            vector[message.EXTREME] = 0
+        return vector
+
+    def is_bad(self, tail: torch.Tensor) -> torch.Tensor:
+        """A 0-dim boolean: whether a rank failed, or ranks differ."""
+        plain = tail[message.PLAIN_COPIES] * tail[message.PLAIN_SHARDS]
+        unbalanced = tail[message.BALANCES :].remainder(message.BALANCE)
+        differs = ((tail - self.good) * self.fixed).any()
+        return torch.logical_or(differs, unbalanced.any()).logical_or(plain != 0)
+
+
+class Deferred:
+    """What one session keeps between its deferred calls.
+
+    `waits` says that the host reads the next verdict itself: at the first call, which finds out
+    about dtypes, and after it raised, to hear of the others, who tell of the failure then. `double`
+    is what the last such call found: whether any rank has float64 gradients.
+    """
+
+    def __init__(self) -> None:
+        self.waits = True
+        self.judges: dict[tuple[int, ...], Judge] = {}
+        self.pending: Pending | None = None
+        self.double = False
+
+    def earlier(self) -> message.Verdict | None:
+        """What the last deferred call came to, once; None when there is nothing to tell."""
+        pending, self.pending = self.pending, None
+        return None if pending is None else pending.read()
+
+    def clip_(self, engine: DeviceEngine, exchange: Exchange, device: torch.device) -> torch.Tensor:
+        """Clip; float64[3] as `DeviceEngine.finish` gives.
+
+        While a CUDA graph is captured there is no verdict to keep: its replays judge on the device.
+        """
+        asked, transport = exchange.settings, exchange.transport
+        judge = self._judge(exchange, device)
+        vector = judge.vector(engine.sums(asked.norm_type))
+        reduced = transport.max_(vector) if judge.maximum else transport.sum_(vector)
+        sums, tail = message.split(reduced, judge.maximum)
+        bad = judge.is_bad(tail)
+        result = engine.finish(sums[0], asked.norm_type, asked.max_norm, asked.eps, asked.scale)
+        engine.scale_(torch.where(bad, torch.ones_like(result[2]), result[2]))
+        self.pending = _on_its_way(tail, judge.maximum)
+        return result
+
+    def _judge(self, exchange: Exchange, device: torch.device) -> Judge:
+        tail, maximum = exchange.deferred_tail(), exchange.maximum
+        key = (int(maximum), *tail.words(maximum))
+        if key not in self.judges:
+            if len(self.judges) >= _KEPT_JUDGES:
+                self.judges.clear()
+            ranks = len(exchange.transport.ranks)
+            self.judges[key] = Judge(tail, ranks, maximum, device)
+        return self.judges[key]
+
+
+def _on_its_way(tail: torch.Tensor, maximum: bool) -> Pending | None:
+    if tail.device.type != "cuda":
+        return Pending(tail.clone(), maximum, None)
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    host = torch.empty(tail.shape, dtype=tail.dtype, pin_memory=True)
+    host.copy_(tail, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return Pending(host, maximum, event)
