@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradclip import _core, arguments, compiled, engine, gradients, totals
+from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.sharding import clip as sharded
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@torch.no_grad()
+@without_grad
 def clip_(
     parameters: ParametersLike,
     max_norm: float,
@@ -104,7 +105,7 @@ def clip_found_(
     return result
 
 
-@torch.no_grad()
+@without_grad
 def clip_grad_norm_(
     parameters: ParametersLike,
     max_norm: float,
@@ -120,7 +121,7 @@ def clip_grad_norm_(
     return clip_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, **sharding)
 
 
-@torch.no_grad()
+@without_grad
 def get_total_norm(
     tensors: ParametersLike,
     norm_type: float = 2.0,
@@ -149,7 +150,7 @@ def get_total_norm(
     return result_of(found, total, norm_type, error_if_nonfinite, dtype)
 
 
-@torch.no_grad()
+@without_grad
 def clip_grads_with_norm_(
     parameters: ParametersLike,
     max_norm: float,

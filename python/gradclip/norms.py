@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradclip import arguments, engine, gradients
+from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding import clip as sharded
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@torch.no_grad()
+@without_grad
 def grad_norms(
     parameters: ParametersLike,
     norm_type: float = 2.0,

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from gradclip import arguments, compiled, engine
+from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding.clip import local_gradients
 
 
-@torch.no_grad()
+@without_grad
 def clip_grad_value_(
     parameters: ParametersLike,
     clip_value: float,
@@ -51,7 +52,7 @@ def refuse_complex(found: Gradients) -> None:
             )
 
 
-@torch.no_grad()
+@without_grad
 def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
     """Multiplies raw tensors by a coefficient in place, as `gradclip.clip_` scales gradients.
 
