@@ -183,10 +183,11 @@ class Exchange:
     def _tags(self) -> tuple[int, ...]:
         asked, rules = self.settings, self.plan.rules
         plain = rules.plain if isinstance(rules.plain, (str, int, type(None))) else "ranks"
+        distinct = [dim if isinstance(dim, str) else "mesh" for dim in rules.distinct_dims]
         return (
             message.tag(asked.norm_type),
             message.tag(asked.max_norm, asked.eps, asked.scale, asked.error_if_nonfinite),
-            message.tag(self.transport.ranks, rules.check_replicas, plain, self.width),
+            message.tag(self.transport.ranks, rules.check_replicas, plain, distinct, self.width),
         )
 
     def _tail(self) -> message.Tail:

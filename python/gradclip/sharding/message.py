@@ -31,7 +31,7 @@ NO_ELEMENT = -(2**63)
 SUBJECTS = (
     "norm_type",
     "max_norm, eps, scale or error_if_nonfinite",
-    "the group, plain=, check_replicas= or the number of parameters",
+    "the group, plain=, distinct_dims=, check_replicas= or the number of parameters",
 )
 
 FORM, ERRORS, FAILED_RANK, DEFERRED, UNVERIFIED, PLAIN_COPIES, PLAIN_SHARDS, DOUBLE = (

@@ -1,7 +1,7 @@
 """From a caller's arguments to a session: which ranks, which transport, which plan.
 
-Sessions are kept between calls by the parameters' identities, so that a second call of the same
-model decides nothing anew. They hold no parameter alive, and check that identities are not reused.
+Sessions are kept between calls, so that a second call of the same model decides nothing anew. They
+hold no parameter alive, and check that identities are not reused.
 """
 
 from __future__ import annotations
@@ -73,10 +73,9 @@ class Session:
         self.slots: Slots | None = None
         self.deferred = Deferred()
 
-    def parameters(self) -> list[torch.Tensor] | None:
-        """The parameters, each once; None when one of them is gone."""
-        alive = [parameter for ref in self.references if (parameter := ref()) is not None]
-        return alive if len(alive) == len(self.references) else None
+    def alive(self) -> bool:
+        """Whether all parameters still exist, so that their identities mean what they did."""
+        return all(reference() is not None for reference in self.references)
 
 
 def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
@@ -98,13 +97,30 @@ def session_for(given: Parameters, attribute: str | None, sharding: Sharding) ->
     """The session of this list of parameters that was kept, or a new one, as `open_session`."""
     if not sharding and all_plain(given):
         return None
-    key = (tuple(map(id, given.tensors)), attribute, _identity(sharding))
+    key = _key(given, attribute, sharding)
     known = _sessions.get(key)
-    if known is not None and known.parameters() is not None:
+    if known is not None and (attribute is None or known.alive()):
         _sessions.move_to_end(key)
         return known
     session = open_session(given, attribute, sharding)
     return session if session is None else _kept(key, session)
+
+
+def _key(given: Parameters, attribute: str | None, sharding: Sharding) -> Any:
+    """What makes a list of tensors the same as one before.
+
+    Parameters are known by identity. Raw gradients are new objects at every step: their layouts,
+    in order, stand for them.
+    """
+    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    names = None if given.names is None else tuple(given.names)
+    identities = tuple(map(id, given.tensors))
+    which = identities if attribute is not None else tuple(map(_layout_key, given.tensors))
+    return which, len(set(identities)), names, attribute, id(world), _identity(sharding)
+
+
+def _layout_key(tensor: Any) -> Any:
+    return getattr(tensor, "_spec", None) or (tensor.shape, tensor.dtype)
 
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
