@@ -239,3 +239,31 @@ UNKNOWN: dict[str, Any] = {"grup": None}
 )
 def test_arguments_that_there_are_not(call: Call) -> None:
     refused(call, ordinary(), TypeError, "argument [`']grup[`']")
+
+
+@pytest.mark.parametrize("name", ["max_norm", "total_norm", "coefficient"])
+def test_several_numbers_where_one_is_wanted(name: str) -> None:
+    several: Any = torch.ones(2)
+    owner = torch.nn.Parameter(torch.zeros(2))
+    owner.grad = torch.tensor([3.0, 4.0])
+    calls = {
+        "max_norm": lambda: gradclip.clip_([owner], several),
+        "total_norm": lambda: gradclip.clip_grads_with_norm_([owner], 1.0, several),
+        "coefficient": lambda: gradclip.scale_([gradient_of(owner)], several),
+    }
+    with pytest.raises(ValueError, match=rf"`{name}` has shape \(2,\); expected a number"):
+        calls[name]()
+    assert gradient_of(owner).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_gradients_are_refused() -> None:
+    owner = torch.nn.Parameter(torch.zeros(2))
+    nested = torch.nested.nested_tensor(
+        [  # type: ignore[no-untyped-call]
+            torch.ones(2),
+            torch.ones(3),
+        ]
+    )
+    with pytest.raises(TypeError, match="layout nested; expected strided or sparse COO"):
+        gradclip.get_total_norm([nested, owner])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gradclip
 from tests import oracle
@@ -333,3 +334,13 @@ def test_explain_shows_the_kill_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADCLIP_FUSED", "0")
     (row,) = gradclip.explain(parameters([torch.ones(4)])).rows
     assert (row.route, row.reason) == ("reference", "GRADCLIP_FUSED=0")
+
+
+def test_fake_gradients_give_a_fake_norm() -> None:
+    """Shapes can be traced without data."""
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.grad = torch.ones(3)
+        norm = gradclip.clip_([parameter], 1.0)
+        assert isinstance(norm, FakeTensor)
+        assert norm.shape == ()

@@ -58,7 +58,7 @@ def test_python_threads_clip_at_the_same_time() -> None:
 
 
 def engine_threads() -> int:
-    """How many threads of this process are the engine's; a new thread takes a moment to its name."""
+    """How many threads of this process are the engine's; a new one is named a moment later."""
     time.sleep(0.5)
     names = (task / "comm" for task in Path("/proc/self/task").iterdir())
     return sum(name.read_text().startswith("gradclip-") for name in names)

@@ -6,16 +6,29 @@ import torch
 from torch import Tensor
 
 
+def number(value: float | str | Tensor, name: str) -> float:
+    """An argument as a float.
+
+    Raises:
+        ValueError: a tensor of several elements.
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"`{name}` has shape {tuple(value.shape)}; expected a number or a 0-dim tensor"
+        )
+    return float(value)
+
+
 def limit(value: float | Tensor, name: str) -> float:
     """`max_norm` or `clip_value` as a float that is at least 0.
 
     Raises:
         ValueError: negative or NaN.
     """
-    number = float(value)
-    if not number >= 0:
-        raise ValueError(f"`{name}` is {number}; expected a number >= 0 (inf changes nothing)")
-    return number
+    checked = number(value, name)
+    if not checked >= 0:
+        raise ValueError(f"`{name}` is {checked}; expected a number >= 0 (inf changes nothing)")
+    return checked
 
 
 def order(norm_type: float | str) -> float:
@@ -24,10 +37,10 @@ def order(norm_type: float | str) -> float:
     Raises:
         ValueError: NaN.
     """
-    number = float(norm_type)
-    if math.isnan(number):
+    p = number(norm_type, "norm_type")
+    if math.isnan(p):
         raise ValueError("`norm_type` is nan; pass a number such as 2.0, 1.0, 0.0 or inf")
-    return number
+    return p
 
 
 def epsilon(eps: float) -> float:
@@ -36,10 +49,10 @@ def epsilon(eps: float) -> float:
     Raises:
         ValueError: negative, infinite or NaN.
     """
-    number = float(eps)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"`eps` is {number}; expected a finite number >= 0")
-    return number
+    checked = number(eps, "eps")
+    if not 0 <= checked < math.inf:
+        raise ValueError(f"`eps` is {checked}; expected a finite number >= 0")
+    return checked
 
 
 def total(value: float | Tensor) -> float:
@@ -48,13 +61,13 @@ def total(value: float | Tensor) -> float:
     Raises:
         ValueError: negative, such as a -1 that marks an overflow.
     """
-    number = float(value)
-    if number < 0:
+    norm = number(value, "total_norm")
+    if norm < 0:
         raise ValueError(
-            f"`total_norm` is {number}; expected a norm >= 0, so skip the step if it marks an "
+            f"`total_norm` is {norm}; expected a norm >= 0, so skip the step if it marks an "
             "overflow"
         )
-    return number
+    return norm
 
 
 def loss_scale(scale: float | Tensor | None) -> float:
@@ -63,10 +76,10 @@ def loss_scale(scale: float | Tensor | None) -> float:
     Raises:
         ValueError: not positive, infinite or NaN.
     """
-    number = 1.0 if scale is None else float(scale)
-    if not 0 < number < math.inf:
-        raise ValueError(f"`scale` is {number}; expected a positive finite loss scale")
-    return number
+    checked = 1.0 if scale is None else number(scale, "scale")
+    if not 0 < checked < math.inf:
+        raise ValueError(f"`scale` is {checked}; expected a positive finite loss scale")
+    return checked
 
 
 def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:

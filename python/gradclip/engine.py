@@ -1,6 +1,7 @@
 """Sums, finish and writes on the host's side: the CPU engine, and torch operations for the rest."""
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from gradclip import _core, reference
 from gradclip.gradients import Gradients
@@ -43,9 +44,9 @@ def sums_each(gradients: Gradients, norm_type: float) -> list[_core.Sums]:
 def reference_sums(
     gradients: Gradients, place: int, norm_type: float, scale: _core.PowerScale | None = None
 ) -> _core.Sums:
-    """The sums of one gradient by torch operations; a meta tensor has no elements to sum."""
+    """The sums of one gradient by torch operations; meta and fake tensors have none."""
     tensor, owned = gradients.tensors[place], gradients.owned_of(place)
-    if tensor.device.type == "meta":
+    if tensor.device.type == "meta" or is_fake(tensor):
         return _core.Sums()
     exponent = scale.exponent if scale and scale.exponent is not None else 0
     divisor = scale.divisor if scale else None

@@ -102,8 +102,9 @@ def _check(gradients: Gradients, place: int) -> None:
             f"gradient of {gradients.name(place)} is {tensor.dtype}; expected a floating or "
             "complex dtype, so convert it, for instance by `.float()`"
         )
-    if tensor.layout not in (torch.strided, torch.sparse_coo):
+    if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
+        layout = "nested" if tensor.is_nested else tensor.layout
         raise TypeError(
-            f"gradient of {gradients.name(place)} has layout {tensor.layout}; expected strided or "
+            f"gradient of {gradients.name(place)} has layout {layout}; expected strided or "
             "sparse COO, so convert it, for instance by `.to_sparse_coo()`"
         )

@@ -66,9 +66,6 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
         ValueError: a coefficient with more than one element, tensors that overlap.
         TypeError: a tensor that is integer, boolean or quantized.
     """
-    if isinstance(coefficient, Tensor) and coefficient.numel() != 1:
-        raise ValueError(
-            f"`coefficient` has shape {tuple(coefficient.shape)}; expected a number or a 0-dim "
-            "tensor"
-        )
-    engine.scale_(local_gradients(listed(tensors), None), float(coefficient))
+    engine.scale_(
+        local_gradients(listed(tensors), None), arguments.number(coefficient, "coefficient")
+    )
