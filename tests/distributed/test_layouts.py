@@ -555,3 +555,24 @@ def whole_meshes(rank: int) -> None:
 
 def test_raw_gradients(two: World) -> None:
     two.run(whole_meshes)
+
+
+def plain_alone(rank: int) -> None:
+    """Plain gradients without a group are this process's own affair, as for torch."""
+    owner = cases.parameter(torch.full((4,), 1.0 + rank))
+    with cases.counted_calls() as calls:
+        total = gradclip.clip_([owner], INF)
+    assert calls == []
+    assert total.item() == 2.0 * (1 + rank)
+    other: Any = dist.new_group([0])
+    if rank == 1:
+        with pytest.raises(TypeError, match=r"expected a torch\.distributed process group"):
+            gradclip.clip_([owner], INF, group=other)
+    else:
+        with cases.counted_calls() as calls:
+            assert gradclip.clip_([owner], INF, group=other).item() == 2.0
+        assert calls == [], "a group of one has nobody to ask"
+
+
+def test_plain_gradients_alone(two: World) -> None:
+    two.run(plain_alone)

@@ -169,6 +169,11 @@ def _way(
     reduce: transport.Reduce | None,
 ) -> transport.Transport | None:
     """How to reduce over ranks; None when these tensors are this process's own affair."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"`group` is {group!r}; expected a torch.distributed process group that this rank is"
+            " in, such as mesh.get_group()"
+        )
     roots = [frozenset(layout.root) for layout in layouts_of(tensors)]
     if group is None and roots:
         group = transport.covering_group(roots)
