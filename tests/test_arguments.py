@@ -259,8 +259,8 @@ def test_several_numbers_where_one_is_wanted(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_gradients_are_refused() -> None:
     owner = torch.nn.Parameter(torch.zeros(2))
-    nested = torch.nested.nested_tensor(
-        [  # type: ignore[no-untyped-call]
+    nested = torch.nested.nested_tensor(  # type: ignore[no-untyped-call]
+        [
             torch.ones(2),
             torch.ones(3),
         ]
