@@ -246,7 +246,7 @@ def test_several_numbers_where_one_is_wanted(name: str) -> None:
     several: Any = torch.ones(2)
     owner = torch.nn.Parameter(torch.zeros(2))
     owner.grad = torch.tensor([3.0, 4.0])
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "max_norm": lambda: gradclip.clip_([owner], several),
         "total_norm": lambda: gradclip.clip_grads_with_norm_([owner], 1.0, several),
         "coefficient": lambda: gradclip.scale_([gradient_of(owner)], several),
@@ -259,11 +259,6 @@ def test_several_numbers_where_one_is_wanted(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_gradients_are_refused() -> None:
     owner = torch.nn.Parameter(torch.zeros(2))
-    nested = torch.nested.nested_tensor(  # type: ignore[no-untyped-call]
-        [
-            torch.ones(2),
-            torch.ones(3),
-        ]
-    )
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with pytest.raises(TypeError, match="layout nested; expected strided or sparse COO"):
         gradclip.get_total_norm([nested, owner])
