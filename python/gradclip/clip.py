@@ -13,7 +13,7 @@ from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.exchange import Settings
+from gradclip.sharding.contribution import Settings
 from gradclip.sharding.session import Sharding, refuse_unknown, session_for
 
 if TYPE_CHECKING:

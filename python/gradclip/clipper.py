@@ -11,7 +11,7 @@ from gradclip import _core, arguments, clip, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.exchange import Settings
+from gradclip.sharding.contribution import Settings
 from gradclip.sharding.session import Sharding, open_session
 
 if TYPE_CHECKING:

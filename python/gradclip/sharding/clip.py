@@ -11,8 +11,9 @@ from gradclip import _core, engine, gradients, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters
 from gradclip.sharding import compat, deferred, placements
+from gradclip.sharding.contribution import Contribution, Settings
 from gradclip.sharding.deferred import DeviceEngine
-from gradclip.sharding.exchange import Exchange, Settings
+from gradclip.sharding.exchange import Exchange
 from gradclip.sharding.failure import ShardedClipError, raise_unheard
 from gradclip.sharding.session import Session, all_plain
 from gradclip.sharding.slots import agreed_slots
@@ -37,7 +38,7 @@ def clip_(
     exchange = _opened(session, given, settings)
     state = session.deferred
     if not state.waits and (engine_ := _device_engine(exchange)):
-        result = state.clip_(engine_, exchange, session.plan.transport.device)
+        result = state.clip_(engine_, exchange.mine, session.plan.transport.device)
         dtype = dtype or (torch.float64 if state.double else torch.float32)
         return result[0].to(dtype), result[1]
     state.waits = True
@@ -61,7 +62,7 @@ def check(session: Session) -> None:
 
 def _opened(session: Session, given: Parameters, settings: Settings) -> Exchange:
     """The exchange of a call, once an earlier one that went wrong was told."""
-    exchange = Exchange(session.plan, settings, _unique(given))
+    exchange = Exchange(Contribution(session.plan, settings, _unique(given)))
     try:
         if not _capturing():
             check(session)
@@ -76,9 +77,10 @@ def _capturing() -> bool:
 
 
 def _device_engine(exchange: Exchange) -> DeviceEngine | None:
-    if exchange.local is None or not exchange.deferrable():
+    mine = exchange.mine
+    if mine.local is None or not mine.deferrable():
         return None
-    return deferred.engine_for(exchange.local.gradients, exchange.transport.device)
+    return deferred.engine_for(mine.local.gradients, exchange.transport.device)
 
 
 def total_norm(
@@ -101,7 +103,7 @@ def each_norm(
     slot_of = session.slots.of(session.plan)
     unique = _unique(given)
     slots = (session.slots.total, slot_of)
-    exchange = Exchange(session.plan, Settings(norm_type), unique, slots)
+    exchange = Exchange(Contribution(session.plan, Settings(norm_type), unique, slots))
     norms = exchange.totals()
     by_id = {
         id(parameter): norms[slot_of[id(entry)]]
@@ -154,23 +156,24 @@ def _unique(given: Parameters) -> list[torch.Tensor]:
 
 
 def _read(exchange: Exchange) -> Gradients:
-    assert exchange.local is not None, "a rank that failed has raised"
-    return exchange.local.gradients
+    assert exchange.mine.local is not None, "a rank that failed has raised"
+    return exchange.mine.local.gradients
 
 
 def _total(exchange: Exchange) -> float:
     (total,) = exchange.totals()
-    if exchange.settings.error_if_nonfinite and not math.isfinite(total):
+    asked = exchange.mine.settings
+    if asked.error_if_nonfinite and not math.isfinite(total):
         raise ShardedClipError(
-            f"The total norm of order {exchange.settings.norm_type} for gradients from `parameters`"
-            " is non-finite, so it cannot be clipped. To disable this error and scale the gradients"
-            " by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"The total norm of order {asked.norm_type} for gradients from `parameters` is"
+            " non-finite, so it cannot be clipped. To disable this error and scale the gradients by"
+            " the non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     return total
 
 
 def _device(exchange: Exchange, given: Parameters) -> torch.device:
-    tensors: Sequence[torch.Tensor] = exchange.gathered.tensors
+    tensors: Sequence[torch.Tensor] = exchange.mine.gathered.tensors
     return tensors[0].device if tensors else given.device
 
 

@@ -17,7 +17,7 @@ import torch
 
 from gradclip.gradients import Gradients
 from gradclip.sharding import message
-from gradclip.sharding.exchange import Exchange
+from gradclip.sharding.contribution import Contribution
 
 _KEPT_JUDGES = 64
 
@@ -103,13 +103,13 @@ class Deferred:
         pending, self.pending = self.pending, None
         return None if pending is None else pending.read()
 
-    def clip_(self, engine: DeviceEngine, exchange: Exchange, device: torch.device) -> torch.Tensor:
+    def clip_(self, engine: DeviceEngine, mine: Contribution, device: torch.device) -> torch.Tensor:
         """Clip; float64[3] as `DeviceEngine.finish` gives.
 
         While a CUDA graph is captured there is no verdict to keep: its replays judge on the device.
         """
-        asked, transport = exchange.settings, exchange.transport
-        judge = self._judge(exchange, device)
+        asked, transport = mine.settings, mine.plan.transport
+        judge = self._judge(mine, device)
         vector = judge.vector(engine.sums(asked.norm_type))
         reduced = transport.max_(vector) if judge.maximum else transport.sum_(vector)
         sums, tail = message.split(reduced, judge.maximum)
@@ -119,13 +119,14 @@ class Deferred:
         self.pending = _on_its_way(tail, judge.maximum)
         return result
 
-    def _judge(self, exchange: Exchange, device: torch.device) -> Judge:
-        tail, maximum = exchange.deferred_tail(), exchange.maximum
+    def _judge(self, mine: Contribution, device: torch.device) -> Judge:
+        tail, maximum = mine.tail(), mine.maximum
+        tail.deferred = True
         key = (int(maximum), *tail.words(maximum))
         if key not in self.judges:
             if len(self.judges) >= _KEPT_JUDGES:
                 self.judges.clear()
-            ranks = len(exchange.transport.ranks)
+            ranks = len(mine.plan.transport.ranks)
             self.judges[key] = Judge(tail, ranks, maximum, device)
         return self.judges[key]
 

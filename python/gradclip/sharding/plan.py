@@ -94,6 +94,11 @@ class Gathered:
         """Copies whose content was not yet compared."""
         return [k for k in self.copies if not self.entries[k].verified]
 
+    def mark_verified(self) -> None:
+        """Remember that the content of all copies was compared."""
+        for k in self.copies:
+            self.entries[k].verified = True
+
 
 class Plan:
     """The parameters of one clip over ranks; keeps no parameter alive.
