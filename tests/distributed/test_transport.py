@@ -144,7 +144,7 @@ def test_mixed_forms_are_found_out(ranks: int, sums_first: bool) -> None:
 
 def test_copies_balance_in_any_order() -> None:
     copies = [
-        [verification.Copy("w", k, 3, ("float32", (n,))).weighed(n) for n in (1, 2, 3)]
+        [verification.Copy("w", k, 3, ("float32", (n,))).weighed(bytes([n])) for n in (1, 2, 3)]
         for k in range(3)
     ]
     shares = [verification.balance(own) for own in (copies[0], copies[1][::-1], copies[2])]

@@ -140,9 +140,7 @@ class Contribution:
         return (
             message.tag(asked.norm_type),
             message.tag(asked.max_norm, asked.eps, asked.scale, asked.error_if_nonfinite),
-            message.tag(
-                self.plan.transport.ranks, rules.check_replicas, plain, distinct, self.width
-            ),
+            message.tag(ranks, rules.check_replicas, plain, distinct, self.width),
         )
 
     def copies_to_compare(self) -> list[int]:

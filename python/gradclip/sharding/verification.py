@@ -10,6 +10,7 @@ call, or the exact limbs of the content, at the first call and when the plan cha
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,9 +32,9 @@ class Copy:
     count: int
     outline: tuple[object, ...]
 
-    def weighed(self, *content: object) -> Balance:
+    def weighed(self, content: bytes = b"") -> Balance:
         """This copy's share of the two balance words."""
-        spelled = repr((self.count, self.outline, *content)).encode()
+        spelled = repr((self.count, self.outline)).encode() + content
         digest = hashlib.blake2b(spelled, digest_size=10).digest()
         weight = self.count - 1 if self.index == 0 else -1
         halves = int.from_bytes(digest[:5], "little"), int.from_bytes(digest[5:], "little")
@@ -48,9 +49,9 @@ def balance(shares: Iterable[Balance]) -> Balance:
     return first, second
 
 
-def content_of(sums: Sequence[int]) -> tuple[int, ...]:
+def content_of(sums: Sequence[int]) -> bytes:
     """What is compared of a tensor's exact sum: its limbs, carried, and its non-finite counts."""
-    return tuple(sums[: LIMBS + 3])
+    return array("q", sums[: LIMBS + 3]).tobytes()
 
 
 def buckets(copies: Sequence[Copy], shares: Sequence[Balance]) -> torch.Tensor:
