@@ -206,7 +206,7 @@ impl Kernel for Half<'_> {
             match self.change {
                 Change::Times(factor) => floats = floats.map(|x| x * factor as f32),
                 Change::Limit(limit) => {
-                    let limit = f16::from_f64(limit).to_f32();
+                    let limit = f16::from_f32(limit as f32).to_f32();
                     floats = floats.map(|x| limited(x, limit));
                 }
             }

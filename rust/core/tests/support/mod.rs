@@ -36,8 +36,10 @@ macro_rules! number {
     };
 }
 
-number!(f16, DType::F16, f16::to_f64, f16::from_f64);
-number!(bf16, DType::Bf16, bf16::to_f64, bf16::from_f64);
+number!(f16, DType::F16, f16::to_f64, |x| f16::from_f32(x as f32));
+number!(bf16, DType::Bf16, bf16::to_f64, |x| bf16::from_f32(
+    x as f32
+));
 number!(f32, DType::F32, f64::from, |x| x as f32);
 number!(f64, DType::F64, |x| x, |x| x);
 
