@@ -13,6 +13,7 @@ from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.sharding import clip as sharded
+from gradclip.sharding.clip import tell_all_ranks
 from gradclip.sharding.contribution import Settings
 from gradclip.sharding.session import Sharding, refuse_unknown, session_for
 
@@ -70,16 +71,18 @@ def clip_(
             any rank found wrong, in the same words on all.
         In every case before any gradient was written.
     """
-    max_norm = arguments.limit(max_norm, "max_norm")
-    norm_type, eps = arguments.order(norm_type), arguments.epsilon(eps)
-    dtype = arguments.result_dtype(dtype)
+    try:
+        max_norm = arguments.limit(max_norm, "max_norm")
+        norm_type, eps = arguments.order(norm_type), arguments.epsilon(eps)
+        dtype, loss_scale = arguments.result_dtype(dtype), arguments.loss_scale(scale)
+    except (TypeError, ValueError) as refusal:
+        tell_all_ranks(refusal, parameters, grad, sharding)
+        raise
     if torch.compiler.is_compiling() and not sharding:
-        loss_scale = arguments.loss_scale(scale)
         return compiled.clip_(
             parameters, grad, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale
         )
     given = listed(parameters)
-    loss_scale = arguments.loss_scale(scale)
     if session := session_for(given, grad, sharding):
         settings = Settings(norm_type, max_norm, eps, loss_scale, error_if_nonfinite)
         return sharded.clip_(session, given, settings, dtype)[0]
@@ -136,7 +139,11 @@ def get_total_norm(
     Args, result and errors are those of `clip_`; `foreach` is accepted and changes nothing. The
     returned tensor remembers its float64: `clip_grads_with_norm_` writes what `clip_` would.
     """
-    norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+    try:
+        norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+    except (TypeError, ValueError) as refusal:
+        tell_all_ranks(refusal, tensors, None, sharding)
+        raise
     if torch.compiler.is_compiling() and not sharding:
         return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype)
     given = listed(tensors)

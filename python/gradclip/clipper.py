@@ -67,8 +67,13 @@ class Clipper:
     @without_grad
     def clip_(self, scale: float | Tensor | None = None) -> Tensor:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
-        loss_scale = arguments.loss_scale(scale)
-        max_norm = arguments.limit(self.max_norm, "max_norm")
+        try:
+            loss_scale = arguments.loss_scale(scale)
+            max_norm = arguments.limit(self.max_norm, "max_norm")
+        except (TypeError, ValueError) as refusal:
+            if self._session is not None:
+                sharded.refuse(refusal, self._session, self._given)
+            raise
         if self._session is not None:
             raises = self.error_if_nonfinite
             settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, raises)

@@ -42,7 +42,11 @@ def grad_norms(
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
-    norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+    try:
+        norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+    except (TypeError, ValueError) as refusal:
+        sharded.tell_all_ranks(refusal, parameters, grad, sharding)
+        raise
     given = listed(parameters)
     if session := session_for(given, grad, sharding):
         return sharded.each_norm(session, given, norm_type, dtype)

@@ -323,9 +323,39 @@ def hooks_that_fail(rank: int) -> None:
     owner = cases.parameter(torch.ones(4), cases.mesh(2), Shard(0))
     with pytest.raises(TypeError, match="unknown argument `groups`"):
         gradclip.clip_([owner], 1.0, groups=None)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="`max_norm` is -1"):
-        gradclip.clip_([owner], -1.0)
+    assert raised(clip_of([owner], -1.0)).startswith("rank 0: `max_norm` is -1.0; expected")
     good_step()
+
+
+def refused_on_one_rank(rank: int) -> None:
+    """Arguments that one rank refuses, whatever the others ask for: all raise, nobody hangs."""
+    line = cases.mesh(2)
+    owner = cases.parameter(torch.ones(4), line, Shard(0))
+    last = rank == 1
+    for norm_type in (2.0, INF):
+        words = raised(clip_of([owner], math.nan if last else 1.0, norm_type))
+        if norm_type == 2.0:
+            assert words.startswith("rank 1: `max_norm` is nan")
+        assert "no gradient was changed" in words
+    raised(clip_of([owner], 1.0, math.nan if last else 2.0))
+    raised(clip_of([owner], 1.0, eps=-1.0 if last else 0.0))
+    raised(clip_of([owner], 1.0, scale=0.0 if last else 2.0))
+    raised(lambda: gradclip.get_total_norm([cases.gradient(owner)], math.nan if last else 2.0))
+
+    def rule(name: str | None, parameter: torch.Tensor) -> None:
+        if last:
+            raise KeyError("no such layer")
+
+    assert "no such layer" in raised(clip_of([owner], 1.0, replicas=rule))
+    clipper = gradclip.Clipper([owner], 1.0)
+    clipper.max_norm = -2.0 if last else 1.0
+    assert "`max_norm` is -2" in raised(clipper.clip_)
+    assert bool((cases.local(owner) == 1).all())
+    good_step()
+
+
+def test_arguments_that_one_rank_refuses(two: World) -> None:
+    two.run(refused_on_one_rank)
 
 
 def test_unknown_arguments(two: World) -> None:

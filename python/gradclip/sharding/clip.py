@@ -9,13 +9,13 @@ import torch
 
 from gradclip import _core, engine, gradients, totals
 from gradclip.gradients import Gradients
-from gradclip.parameters import Parameters
+from gradclip.parameters import Parameters, ParametersLike, listed
 from gradclip.sharding import compat, deferred, placements
 from gradclip.sharding.contribution import Contribution, Settings
 from gradclip.sharding.deferred import DeviceEngine
 from gradclip.sharding.exchange import Exchange
 from gradclip.sharding.failure import ShardedClipError, raise_unheard
-from gradclip.sharding.session import Session, all_plain
+from gradclip.sharding.session import Session, Sharding, all_plain, session_for
 from gradclip.sharding.slots import agreed_slots
 
 
@@ -47,6 +47,27 @@ def clip_(
     engine.scale_(_read(exchange), coefficient / settings.scale)
     state.double, state.waits = exchange.double, False
     return _tensor(exchange, given, total, dtype), coefficient
+
+
+def tell_all_ranks(
+    refusal: Exception, parameters: ParametersLike, attribute: str | None, sharding: Sharding
+) -> None:
+    """Let every rank hear that this one refused its arguments; nothing without other ranks.
+
+    Raises:
+        ShardedClipError: on every rank alike, when there are others.
+    """
+    given = listed(parameters)
+    session = session_for(given, attribute, sharding)
+    if session is not None:
+        refuse(refusal, session, given)
+
+
+def refuse(refusal: Exception, session: Session, given: Parameters) -> None:
+    """`tell_all_ranks` of a session."""
+    mine = Contribution(session.plan, Settings(2.0), _unique(given))
+    mine.cause = refusal
+    Exchange(mine).totals()
 
 
 def check(session: Session) -> None:

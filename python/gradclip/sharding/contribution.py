@@ -167,6 +167,6 @@ class Contribution:
             return None
         try:
             return action()
-        except (ValueError, TypeError, RuntimeError) as cause:
+        except Exception as cause:
             self.cause = cause
             return None

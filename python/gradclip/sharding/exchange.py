@@ -76,12 +76,11 @@ class Exchange:
         self.double = verdict.double
         if verdict.bad and verdict.deferred:
             failure.raise_unheard(verdict, self.mine.cause, self.transport.label)
-        if verdict.disagreements:
-            failure.raise_disagreement(
-                self.transport, verdict.disagreements, self.mine.settings.words()
-            )
         if verdict.failures:
             failure.raise_failure(self.transport, self.mine.cause)
+        if verdict.disagreements:
+            told = self.mine.cause or self.mine.settings.words()
+            failure.raise_disagreement(self.transport, verdict.disagreements, f"{told}")
         unseen = self.mine.maximum and verdict.unverified and not verdict.deferred
         if not verdict.balanced or unseen:
             self._compare_by_name()

@@ -60,10 +60,10 @@ class Entry:
         "verified",
     )
 
-    def __init__(self, name: str | None, index: int, said: Any) -> None:
+    def __init__(self, name: str | None, index: int) -> None:
         self.name = name
         self.label = f"`{name}`" if name is not None else f"parameter {index}"
-        self.said = said
+        self.said: Any = None
         self.spec: Any = None
         self.share: Ownership | None = None
         self.copy: Copy | None = None
@@ -122,10 +122,7 @@ class Plan:
         self.attribute = attribute
         ranks = transport.ranks or (transport.rank,)
         self.around = Surroundings(transport.rank, ranks, rules.distinct_dims)
-        self.entries = [
-            Entry(name, index, rules.said_of(name, parameter))
-            for index, (name, parameter) in enumerate(named)
-        ]
+        self.entries = [Entry(name, index) for index, (name, _) in enumerate(named)]
         self.layouts = layouts_of(parameter for _, parameter in named)
 
     def gather(self, parameters: Sequence[torch.Tensor]) -> Gathered:
@@ -140,19 +137,21 @@ class Plan:
                 gradient = getattr(parameter, self.attribute, None)
             if gradient is not None:
                 try:
-                    self._add(found, entry, gradient)
-                except (ValueError, TypeError, RuntimeError) as cause:
+                    self._add(found, entry, parameter, gradient)
+                except Exception as cause:
                     found.cause = found.cause or cause
             if entry.share is not None and entry.share.partial:
                 found.partial.append(entry)
                 found.partial_values.append(_summand(entry, parameter, gradient))
         return found
 
-    def _add(self, found: Gathered, entry: Entry, gradient: torch.Tensor) -> None:
+    def _add(
+        self, found: Gathered, entry: Entry, parameter: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
         spec = getattr(gradient, "_spec", None)
         local = gradient if spec is None else compat.local_tensor(gradient)
         if entry.share is None or spec is not entry.spec:
-            self._decide(entry, gradient, spec)
+            self._decide(entry, parameter, spec)
         share = entry.share
         assert share is not None
         owned = None
@@ -165,13 +164,14 @@ class Plan:
         found.tensors.append(local)
         found.owned.append(owned)
 
-    def _decide(self, entry: Entry, gradient: torch.Tensor, spec: Any) -> None:
+    def _decide(self, entry: Entry, parameter: torch.Tensor, spec: Any) -> None:
         """The share of a gradient whose layout was not seen before, or is a new object."""
         known = entry.spec
         both = spec is not None and known is not None and entry.share is not None
         if both and spec.mesh is known.mesh and spec.placements == known.placements:
             entry.spec = spec
             return
+        entry.said = self.rules.said_of(entry.name, parameter)
         if spec is None:
             said = entry.said if entry.said is not None else self.rules.plain
             share = self.around.of_plain(said, self.layouts, entry.label)
