@@ -9,7 +9,7 @@ _EXACT = "_gradclip_float64"
 
 
 def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
-    """The total of gradients divided by a loss scale; p = 0 counts elements, whatever their scale."""
+    """The total of gradients divided by a loss scale; p = 0 counts elements and has no scale."""
     return total if norm_type == 0 else total / loss_scale
 
 
