@@ -79,6 +79,8 @@ class Row:
     """Registers of a thread."""
     programs: int
     """Blocks to launch for each multiprocessor."""
+    chunk: int
+    """Elements of a chunk at most."""
     parameters: tuple[str, ...]
     """C declarations of all parameters, in order; the last are SCRATCH."""
     constants: Mapping[str, int | float | str | bool]
@@ -191,8 +193,8 @@ def _check_origin(content: dict[str, Any]) -> None:
     version = tuple(int(part) for part in content["triton"].split(".")[:2])
     if not TRITON[0] <= version < TRITON[1]:
         raise ImageError(
-            f"kernel images come from Triton {content['triton']}, whose parameters this version does "
-            "not know; reinstall gradclip"
+            f"kernel images come from Triton {content['triton']}, whose parameters this version "
+            "does not know; reinstall gradclip"
         )
     if content["source"] != _sources():
         raise ImageError(

@@ -1,0 +1,121 @@
+"""Compiles every entry for every architecture, without a GPU: `python -m kernels.ahead_of_time`.
+
+Writes a folder of images: manifest.json, and for each architecture a file of its images, each one
+compressed on its own, so that a launch reads and unpacks only the image that it needs.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from .sources import FOLDER, digest
+
+FORMAT = 1
+"""Layout of manifest.json; gradclip/images.py reads this one."""
+
+TRITON = "3.6.0"
+"""The version whose images are released; another one is for trying things out."""
+
+SERVES = {80: 80, 86: 80, 89: 80, 90: 90, 100: 100, 103: 103, 120: 120}
+"""Device -> the architecture compiled for it.
+
+Code for 8.0 runs on 8.6 and 8.9. From 9.0 on Triton compiles for one architecture alone (sm_90a,
+sm_100a, ...), so each needs its own.
+"""
+
+IMAGES = FOLDER / "images"
+CACHE = FOLDER.parent / "target" / "images"
+
+
+def main(arguments=None):
+    """Compiles, packs and prints what came out; returns the exit status."""
+    options = _options(arguments)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # a third of an image, for debuggers only
+    os.environ.pop("TRITON_INTERPRET", None)
+    start = time.monotonic()
+    images = compile_all(sorted({SERVES[device] for device in options.archs}), options.cache)
+    serves = {device: SERVES[device] for device in options.archs}
+    write(options.out, images, serves)
+    packed = sum(file.stat().st_size for file in options.out.iterdir())
+    print(
+        f"{len(images)} kernel images in {options.out}: {packed / 2**20:.1f} MiB "
+        f"for sm_{', sm_'.join(map(str, serves))}; {time.monotonic() - start:.0f} s"
+    )
+    return 0
+
+
+def _options(arguments):
+    parser = argparse.ArgumentParser("python -m kernels.ahead_of_time", description=__doc__)
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the images")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of what is compiled")
+    parser.add_argument(
+        "--archs",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=list(SERVES),
+        help=f"devices, of {','.join(map(str, SERVES))}",
+    )
+    options = parser.parse_args(arguments)
+    if unknown := set(options.archs) - set(SERVES):
+        parser.error(f"unknown architectures {sorted(unknown)}; known are {sorted(SERVES)}")
+    return options
+
+
+def compile_all(architectures, cache, processes=None):
+    """(manifest line, code) of every entry for every architecture, on all cores."""
+    from .entries import ENTRIES  # imports Triton, after the environment is set
+
+    jobs = [(entry.name, number, cache) for entry in ENTRIES for number in architectures]
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["TRITON_CACHE_DIR"] = scratch  # the images are what is kept
+        with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(_compile_one, jobs))
+
+
+def _compile_one(job):
+    from .compiler import compiled
+
+    return compiled(*job)
+
+
+def write(folder, images, serves):
+    """Packs images beside the folder and then puts the new folder in the old one's place."""
+    import triton
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".images-"))
+    lines = [line for number in sorted({*serves.values()}) for line in _pack(aside, number, images)]
+    manifest = {
+        "format": FORMAT,
+        "triton": triton.__version__,
+        "source": digest(),
+        "serves": serves,
+        "images": lines,
+    }
+    (aside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    aside.chmod(0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def _pack(folder, architecture, images):
+    """Writes the images of an architecture to one file; their lines say where each one lies."""
+    name = f"sm_{architecture}.images"
+    lines = []
+    with (folder / name).open("wb") as file:
+        for line, code in images:
+            if line["architecture"] == architecture:
+                offset = file.tell()
+                length = file.write(zlib.compress(code, 9))
+                lines.append({**line, "file": name, "offset": offset, "length": length})
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
