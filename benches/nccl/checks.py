@@ -23,7 +23,7 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class Subject:
-    """One sharded model with gradients, on one device, with its clipper."""
+    """One sharded model with gradients, the device of its group, and its clipper."""
 
     def __init__(self, named: Named, device: torch.device) -> None:
         self.named = named
@@ -70,12 +70,18 @@ def collectives(subject: Subject) -> str:
 
 def clip_time(subject: Subject, active: bool) -> float:
     """Milliseconds of one clip of gradclip, until the device is done."""
-    return _median(subject, _clips(subject.clipper, active))
+    limit = _limits(subject, active)
+
+    def clip() -> object:
+        subject.clipper.max_norm = limit()
+        return subject.clipper.clip_()
+
+    return _median(subject, clip)
 
 
 def torch_time(subject: Subject, active: bool) -> float | str:
     """The same of torch's `clip_grad_norm_`; where it fails, why."""
-    limit = _limits(active)
+    limit = _limits(subject, active)
     call = lambda: torch.nn.utils.clip_grad_norm_(subject.parameters, limit())  # noqa: E731
     try:
         return _median(subject, call)
@@ -94,8 +100,8 @@ def host_time(subject: Subject) -> float:
     subject.clipper.max_norm = NOTHING_TO_CLIP
     times = []
     for _ in range(REPEATS):
-        subject.synchronize()
         dist.barrier()
+        subject.synchronize()
         start = time.perf_counter()
         subject.clipper.clip_()
         times.append(time.perf_counter() - start)
@@ -159,7 +165,8 @@ def capture(subject: Subject) -> str:
     expected = subject.clipper.clip_().item()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        # the watchdog of NCCL asks for events from its own thread meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             total = subject.clipper.clip_()
     except Exception as error:
         return f"fails: {type(error).__name__}: {str(error)[:60]}"
@@ -169,24 +176,15 @@ def capture(subject: Subject) -> str:
     return _on_all_ranks(total.item() == expected, subject.device)
 
 
-def _clips(clipper: gradclip.Clipper, active: bool) -> Callable[[], object]:
-    limit = _limits(active)
-
-    def clip() -> object:
-        clipper.max_norm = limit()
-        return clipper.clip_()
-
-    return clip
-
-
-def _limits(active: bool) -> Callable[[], float]:
+def _limits(subject: Subject, active: bool) -> Callable[[], float]:
     """Limits that fall, so that every call finds something to clip; or one that never bites."""
-    limit = 1.0 / SHRINK if active else NOTHING_TO_CLIP
+    subject.clipper.max_norm = NOTHING_TO_CLIP
+    limit = float(subject.clipper.clip_())
 
     def following() -> float:
         nonlocal limit
-        limit *= SHRINK if active else 1.0
-        return limit
+        limit *= SHRINK
+        return limit if active else NOTHING_TO_CLIP
 
     return following
 
@@ -195,8 +193,8 @@ def _median(subject: Subject, call: Callable[[], object]) -> float:
     """Milliseconds of a call that all ranks start together, until the device is done."""
     times = []
     for k in range(REPEATS + 2):
-        subject.synchronize()
         dist.barrier()
+        subject.synchronize()
         start = time.perf_counter()
         call()
         subject.synchronize()

@@ -130,17 +130,9 @@ def with_gradients(model: Decoder) -> list[tuple[str, nn.Parameter]]:
     for _, parameter in named:
         values: Any = parameter.detach()
         if isinstance(values, DTensor):
-            local = values.to_local().clone()
-            parameter.grad = DTensor.from_local(
-                local,
-                values.device_mesh,
-                values.placements,
-                run_check=False,
-                shape=values.shape,
-                stride=values.stride(),
-            )
-            if local.device != parameter.device or parameter.grad.to_local().device != local.device:
-                parameter.grad._local_tensor = local
+            local = values._local_tensor.clone()
+            # as FSDP2 makes them: `from_local` would move an offloaded shard to the mesh's device
+            parameter.grad = DTensor(local, values._spec, requires_grad=False)
         else:
             parameter.grad = values.clone()
     return named
