@@ -108,3 +108,8 @@ def _check(gradients: Gradients, place: int) -> None:
             f"gradient of {gradients.name(place)} has layout {layout}; expected strided or "
             "sparse COO, so convert it, for instance by `.to_sparse_coo()`"
         )
+    if hasattr(tensor, "device_mesh"):
+        raise TypeError(
+            f"gradient of {gradients.name(place)} is a DTensor but its parameter is none; pass "
+            "group=, the ranks to clip over, such as torch.distributed.group.WORLD"
+        )

@@ -576,3 +576,19 @@ def plain_alone(rank: int) -> None:
 
 def test_plain_gradients_alone(two: World) -> None:
     two.run(plain_alone)
+
+
+def plain_owner(rank: int) -> None:
+    """A DTensor gradient of a plain parameter: refused until the ranks are named."""
+    line = cases.mesh(2)
+    full = torch.tensor([3.0, 4.0])
+    owner = torch.nn.Parameter(torch.zeros(2))
+    owner.main_grad = distribute_tensor(full, line, [Shard(0)])  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="is a DTensor but its parameter is none; pass group="):
+        gradclip.clip_([owner], 1.0, grad="main_grad")
+    total = gradclip.clip_([owner], 1.0, grad="main_grad", group=dist.group.WORLD)
+    assert total.item() == 5.0
+
+
+def test_a_dtensor_gradient_of_a_plain_parameter(two: World) -> None:
+    two.run(plain_owner)
