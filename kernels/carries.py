@@ -70,10 +70,11 @@ def collect(stripes, scratch):
     sums = tl.zeros([LANES], tl.int64)
     keys = tl.zeros([LANES], tl.int64) + NONE
     for stripe in range(STRIPES):
-        place = stripes + stripe * SUMS_LENGTH + lanes
-        part = tl.load(place, mask=inside, other=0, volatile=True)
-        tl.store(place, tl.zeros([LANES], tl.int64), mask=inside)
+        part = tl.load(stripes + stripe * SUMS_LENGTH + lanes, mask=inside, other=0, volatile=True)
         sums += part
         keys = tl.maximum(keys, part ^ NONE)
+    tl.debug_barrier()                   # a lane may be read and cleared by different threads
+    for stripe in range(STRIPES):
+        tl.store(stripes + stripe * SUMS_LENGTH + lanes, sums * 0, mask=inside)
     limbs = carry(tl.where(lanes < LIMBS, sums, 0), scratch)
     return tl.where(lanes < LIMBS, limbs, tl.where(lanes == EXTREME, keys, sums))

@@ -34,3 +34,12 @@ def find_chunk(segments, owners, number):
     rows = tl.minimum(chunk_rows, all_rows - row)
     row_length = tl.minimum(piece_length, whole_row - column)
     return address, row * row_stride + column, rows, row_length, row_stride, weight, tensor
+
+
+@triton.jit
+def draw_chunk(turns):
+    """The next chunk that nobody took; programs start with the chunk of their own number.
+
+    Chunks are drawn, not dealt: one that must be redone holds up no others.
+    """
+    return tl.num_programs(0) + tl.atomic_add(turns, 1, sem="relaxed")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import triton.language as tl
 
 from .extremes import extremes
-from .finish import COUNT, MAX, MIN
+from .finish import COUNT, MAX, MIN, POWER, SQUARES, SUM, finish
+from .powers import powers
 from .scale import clamp, scale
 from .sums import sums
 
@@ -33,6 +34,24 @@ WORKSPACE = {
     "result": "*fp64",
 }
 CLIP = {"chunks": "i32", "then": "i32", "max_norm": "fp64", "eps": "fp64", "loss_scale": "fp64"}
+
+POWERS = {
+    "chunks": "i32",
+    "then": "i32",
+    "kind": "i32",
+    "p": "fp64",
+    "exponent": "i32",
+    "divisor": "fp64",
+}
+FINISH = {
+    "sums": "*i64",
+    "result": "*fp64",
+    "max_norm": "fp64",
+    "eps": "fp64",
+    "loss_scale": "fp64",
+    "degree": "fp64",
+    "exponent": "i32",
+}
 
 
 @dataclass(frozen=True)
@@ -60,43 +79,71 @@ def _bits(count):
     return (count - 1).bit_length()
 
 
+LEVELS = {
+    1: {"bfloat16": 1, "float16": 1, "float32": 2, "float64": 3},
+    2: {"bfloat16": 2, "float16": 2, "float32": 3, "float64": 4},
+    3: {"bfloat16": 3, "float16": 3, "float32": 4},
+}
+"""Accumulators a lane: enough that a chunk of Gaussian elements seldom leaves the window."""
+
+AHEAD = {(3, "bfloat16"): 8, (2, "float64"): 4, (1, "float64"): 4}
+"""Tiles under way, where 6 are not the best."""
+
+
 def _sums(p, dtype):
-    levels = {1: (1, 1, 2, 3), 2: (2, 2, 3, 4), 3: (3, 3, 4, 4)}[p]
     is_double = dtype == "float64"
     tile, band_tile = (64, 32) if is_double else (128, 64)
-    growth, band_growth = _bits(CHUNK // tile), _bits(CHUNK // band_tile)
+    chunk = CHUNK // 2 if is_double else CHUNK
+    growth, band_growth = _bits(chunk // tile), _bits(chunk // band_tile)
     constants = {
         "P": p,
         "DTYPE": DTYPES[dtype],
-        "LEVELS": levels[list(DTYPES).index(dtype)],
+        "LEVELS": LEVELS[p][dtype],
         "WIDTH": 50 - growth,
         "GROWTH": growth,
         "SLACK": 2 if p == 3 else 4,
         "TILE": tile,
-        "AHEAD": 4,
+        "AHEAD": AHEAD.get((p, dtype), 6),
         "BAND_LEVELS": 7,
         "BAND_WIDTH": 50 - band_growth,
         "BAND_GROWTH": band_growth,
         "BAND_TILE": band_tile,
     }
     signature = WORK_LIST | WORKSPACE | CLIP
-    return Entry(
-        f"sums_{p}_{dtype}", sums, signature, constants, warps=1, programs=16, registers=96
-    )
+    name = f"sums_{p}_{dtype}"
+    return Entry(name, sums, signature, constants, 1, programs=16, registers=128, chunk=chunk)
 
 
 def _extremes(kind, number, dtype):
     tile = 64 if dtype == "float64" else 128
     constants = {"KIND": number.value, "DTYPE": DTYPES[dtype], "TILE": tile, "AHEAD": 4}
     signature = WORK_LIST | WORKSPACE | CLIP
-    return Entry(f"{kind}_{dtype}", extremes, signature, constants, warps=1, programs=16)
+    return Entry(f"{kind}_{dtype}", extremes, signature, constants, warps=1, programs=32)
 
 
 def _change(kernel, argument, dtype):
     item = DTYPES[dtype].primitive_bitwidth // 8
-    constants = {"DTYPE": DTYPES[dtype], "TILE": 1024 // item, "AHEAD": 2, "PARTS": 16}
+    constants = {"DTYPE": DTYPES[dtype], "TILE": 2048 // item, "AHEAD": 4, "PARTS": 1}
     signature = WORK_LIST | argument | {"chunks": "i32"}
-    return Entry(f"{kernel.__name__}_{dtype}", kernel, signature, constants, warps=2, programs=16)
+    return Entry(f"{kernel.__name__}_{dtype}", kernel, signature, constants, warps=4, programs=12)
+
+
+def _powers(name, dtype, is_complex):
+    growth = _bits(CHUNK // 64)
+    constants = {
+        "DTYPE": DTYPES[dtype],
+        "IS_COMPLEX": is_complex,
+        "TILE": 64,
+        "LEVELS": 7,
+        "WIDTH": 50 - growth,
+        "GROWTH": growth,
+    }
+    signature = WORK_LIST | WORKSPACE | POWERS
+    return Entry(f"powers_{name}", powers, signature, constants, warps=2, programs=8)
+
+
+def _finish(name, kind):
+    return Entry(f"finish_{name}", finish, FINISH, {"KIND": kind.value}, warps=2, programs=1)
 
 
 ENTRIES = (
@@ -105,6 +152,20 @@ ENTRIES = (
         _extremes(kind, number, dtype)
         for kind, number in (("count", COUNT), ("max", MAX), ("min", MIN))
         for dtype in DTYPES
+    ),
+    *(_powers(dtype, dtype, False) for dtype in DTYPES),
+    _powers("complex64", "float32", True),
+    _powers("complex128", "float64", True),
+    *(
+        _finish(name, kind)
+        for name, kind in (
+            ("count", COUNT),
+            ("1", SUM),
+            ("2", SQUARES),
+            ("power", POWER),
+            ("max", MAX),
+            ("min", MIN),
+        )
     ),
     *(_change(scale, {"factor": "*fp64"}, dtype) for dtype in DTYPES),
     *(_change(clamp, {"limit": "fp64"}, dtype) for dtype in DTYPES),

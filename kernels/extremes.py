@@ -7,7 +7,7 @@ words: the upper half decides there, so only the lower one is cut out.
 import triton
 import triton.language as tl
 
-from .chunks import find_chunk
+from .chunks import draw_chunk, find_chunk
 from .finish import COUNT, MAX, MIN, finish_if_last
 from .limbs import (
     BASE,
@@ -150,7 +150,7 @@ def _extreme_key(best, DTYPE: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def extremes(
-    segments, owners, stripes, details, ticket, scratch, output, result,
+    segments, owners, stripes, details, turns, scratch, output, result,
     chunks, then, max_norm, eps, loss_scale,
     KIND: tl.constexpr, DTYPE: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,9 @@ def extremes(
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORD: tl.constexpr = 8 if ITEM == 8 else 4
     stripe = stripes + tl.program_id(0) % STRIPES * SUMS_LENGTH
-    for number in range(tl.program_id(0), chunks, tl.num_programs(0)):
+    number = tl.program_id(0)
+    while number < chunks:
+        following = draw_chunk(turns)
         address, offset, rows, row_length, row_stride, weight, tensor = find_chunk(
             segments, owners, number
         )
@@ -179,7 +181,8 @@ def extremes(
             key = _extreme_key(best, DTYPE, KIND) ^ -9223372036854775808
             place = (target + EXTREME).to(tl.pointer_type(tl.uint64))
             tl.atomic_max(place, key.to(tl.uint64, bitcast=True), sem="relaxed")
+        number = following
     finish_if_last(
-        stripes, ticket, scratch, output, result, then, max_norm, eps, loss_scale,
+        stripes, turns, scratch, output, result, then, max_norm, eps, loss_scale,
         eps * 0.0, KIND,
     )  # fmt: skip

@@ -9,49 +9,57 @@ import triton.language as tl
 from .levels import add_term, deposit_levels, is_overfull, start_levels
 from .walk import gather, load_ends
 from .windows import carry_limit, is_flagged, note_small
-from .words import magnitudes, widen, widen_upper
+from .words import magnitudes, narrow, narrow_upper
 
 
 @triton.jit
 def _add_word(levels, flags, word, limit, P: tl.constexpr, DTYPE: tl.constexpr):
+    SHORT_CUBES: tl.constexpr = DTYPE == tl.bfloat16
     if DTYPE != tl.float16:                 # all of float16 fits its window
         flags = note_small(flags, word, limit, DTYPE)
     if P != 2:
         word = magnitudes(word, DTYPE)
-    levels = add_term(levels, widen(word, DTYPE), P, DTYPE == tl.float64)
+    levels = add_term(levels, narrow(word, DTYPE), P, SHORT_CUBES)
     if DTYPE == tl.bfloat16 or DTYPE == tl.float16:
-        levels = add_term(levels, widen_upper(word, DTYPE), P, False)
+        levels = add_term(levels, narrow_upper(word, DTYPE), P, SHORT_CUBES)
     return levels, flags
 
 
 @triton.jit
+def load_first(data, words, TILE: tl.constexpr, AHEAD: tl.constexpr):
+    """The first tiles of a run: under way while the window is chosen."""
+    lanes = tl.arange(0, TILE)
+    tiles = ()
+    for tile in tl.static_range(AHEAD):
+        index = tile * TILE + lanes
+        tiles = tiles + (tl.load(data + index, mask=index < words, other=0),)
+    return tiles
+
+
+@triton.jit
 def add_fitting(
-    limbs, address, rows, row_length, row_stride, weight, head, words, tail, grid, threshold,
+    limbs, address, rows, row_length, row_stride, weight, data, head, words, tail, first, grid,
+    threshold,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
-    TILE: tl.constexpr, AHEAD: tl.constexpr, WORD: tl.constexpr, ITEM: tl.constexpr,
+    TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Adds the chunk to the limbs if all of it fits the window; whether it did."""
     lanes = tl.arange(0, TILE)
     levels = start_levels(grid, LEVELS, WIDTH, TILE)
     flags = tl.zeros([TILE], tl.int32)
     limit = carry_limit(threshold, DTYPE)
-    data = (address + head * ITEM).to(tl.pointer_type(tl.int64 if WORD == 8 else tl.int32))
-    data = tl.multiple_of(data, 16)
     STEP: tl.constexpr = AHEAD * TILE
-    whole = words // STEP * STEP
-    if whole > 0:
-        ahead = ()
+    whole = tl.maximum(words // STEP, 1) * STEP
+    ahead = first
+    for start in range(STEP, whole, STEP):          # the next tiles are under way meanwhile
+        following = ()
         for tile in tl.static_range(AHEAD):
-            ahead = ahead + (tl.load(data + tile * TILE + lanes),)
-        for start in range(STEP, whole, STEP):          # the next tiles are under way meanwhile
-            following = ()
-            for tile in tl.static_range(AHEAD):
-                following = following + (tl.load(data + start + tile * TILE + lanes),)
-            for tile in tl.static_range(AHEAD):
-                levels, flags = _add_word(levels, flags, ahead[tile], limit, P, DTYPE)
-            ahead = following
+            following = following + (tl.load(data + start + tile * TILE + lanes),)
         for tile in tl.static_range(AHEAD):
             levels, flags = _add_word(levels, flags, ahead[tile], limit, P, DTYPE)
+        ahead = following
+    for tile in tl.static_range(AHEAD):
+        levels, flags = _add_word(levels, flags, ahead[tile], limit, P, DTYPE)
     for start in range(whole, words, TILE):
         word = tl.load(data + start + lanes, mask=start + lanes < words, other=0)
         levels, flags = _add_word(levels, flags, word, limit, P, DTYPE)

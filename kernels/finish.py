@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .carries import LANES, collect
-from .limbs import EXTREME, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, SUMS_LENGTH
+from .limbs import EXTREME, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, SUMS_LENGTH, ZEROS
 from .roots import root, square_root, value
 
 COUNT, SUM, SQUARES, POWER, MAX, MIN = (tl.constexpr(kind) for kind in range(6))
@@ -25,6 +25,17 @@ def _extreme(key, KIND: tl.constexpr):
 
 
 @triton.jit
+def _power_total(sums, total, degree, infinities):
+    """p > 0: an infinity decides. p < 0: a zero gives 0, infinities add nothing, and alone give
+    infinity; the root of an empty sum means that there is nothing else."""
+    zeros = tl.load(sums + ZEROS, volatile=True)
+    is_empty = total == float("inf")
+    negative = tl.where(is_empty & (infinities == 0), 0.0, total)
+    negative = tl.where(zeros > 0, 0.0, negative)
+    return tl.where(degree < 0, negative, tl.where(infinities > 0, float("inf"), total))
+
+
+@triton.jit
 def total_norm(sums, limbs, degree, exponent, KIND: tl.constexpr):
     """The total norm of carried sums, once in memory and once as int64[LANES].
 
@@ -41,7 +52,9 @@ def total_norm(sums, limbs, degree, exponent, KIND: tl.constexpr):
         total = value(sums, limbs)
     infinities = tl.load(sums + POSITIVE_INFINITY, volatile=True)
     infinities += tl.load(sums + NEGATIVE_INFINITY, volatile=True)
-    if KIND == SUM or KIND == SQUARES or KIND == POWER:
+    if KIND == POWER:
+        total = _power_total(sums, total, degree, infinities)
+    elif KIND == SUM or KIND == SQUARES:
         total = tl.where(infinities > 0, float("inf"), total)
     return tl.where(tl.load(sums + NAN, volatile=True) > 0, float("nan"), total)
 
@@ -57,9 +70,12 @@ def coefficient(total, max_norm, eps):
 
 
 @triton.jit
-def write_result(result, total, max_norm, eps, loss_scale):
-    """result: float64[4] = total, coefficient, coefficient / loss scale; float32(total) follows."""
-    total = total / loss_scale
+def write_result(result, total, max_norm, eps, loss_scale, KIND: tl.constexpr):
+    """result: float64[4] = total, coefficient, coefficient / loss scale; float32(total) follows.
+
+    Total and coefficient are those of the gradients divided by the loss scale.
+    """
+    total = total if KIND == COUNT else total / loss_scale
     clip = coefficient(total, max_norm, eps)
     tl.store(result, total)
     tl.store(result + 1, clip)
@@ -77,29 +93,50 @@ def _write_sums(stripes, scratch, output):
 
 
 @triton.jit
+def _is_last(turns):
+    """Whether this program is the last one to end; all of their deposits are visible then."""
+    tl.debug_barrier()                   # deposits of the whole program come before its ticket
+    drawn = tl.atomic_add(turns + 1, 1, sem="acq_rel")
+    is_last = drawn == tl.num_programs(0) - 1
+    if is_last:
+        tl.store(turns, 0)
+        tl.store(turns + 1, 0)
+    return is_last
+
+
+@triton.jit
+def collect_if_last(stripes, turns, scratch, output, then):
+    """The last program to end adds up the stripes, unless more launches follow.
+
+    turns: int32[2], zero before and after: chunks drawn, programs done. output:
+    int64[SUMS_LENGTH], the carried sums.
+    """
+    if _is_last(turns):
+        if then != NOTHING:
+            _write_sums(stripes, scratch, output)
+
+
+@triton.jit
 def finish_if_last(
-    stripes, ticket, scratch, output, result, then, max_norm, eps, loss_scale, degree,
+    stripes, turns, scratch, output, result, then, max_norm, eps, loss_scale, degree,
     KIND: tl.constexpr,
 ):  # fmt: skip
-    """The program that draws the last ticket adds up the stripes and finishes.
-
-    output: int64[SUMS_LENGTH], the carried sums. result: see `write_result`.
-    """
-    if then != NOTHING:
-        tl.debug_barrier()               # deposits of the whole program come before its ticket
-        drawn = tl.atomic_add(ticket, 1, sem="acq_rel")
-        if drawn == tl.num_programs(0) - 1:
-            tl.store(ticket, 0)
+    """As `collect_if_last`; the last program then finishes. result: see `write_result`."""
+    if _is_last(turns):
+        if then != NOTHING:
             sums = _write_sums(stripes, scratch, output)
             if then == FINISH:
                 total = total_norm(output, sums, degree, 0, KIND)
-                write_result(result, total, max_norm, eps, loss_scale)
+                write_result(result, total, max_norm, eps, loss_scale, KIND)
 
 
 @triton.jit
 def finish(sums, result, max_norm, eps, loss_scale, degree, exponent, KIND: tl.constexpr):
-    """Total and coefficient of carried sums int64[SUMS_LENGTH] that were merged elsewhere."""
+    """Total and coefficient of carried sums int64[SUMS_LENGTH] that were collected elsewhere.
+
+    degree: p. exponent: powers were taken of elements times 2**-exponent.
+    """
     lanes = tl.arange(0, LANES)
     limbs = tl.load(sums + lanes, mask=lanes < SUMS_LENGTH, other=0)
     total = total_norm(sums, limbs, degree, exponent, KIND)
-    write_result(result, total, max_norm, eps, loss_scale)
+    write_result(result, total, max_norm, eps, loss_scale, KIND)

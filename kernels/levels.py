@@ -58,18 +58,24 @@ def _sink_square(levels, x):
 
 
 @triton.jit
-def add_term(levels, x, P: tl.constexpr, IS_DOUBLE: tl.constexpr):
-    """Adds |x|**P a lane. For P = 1 and 3, x must not be negative."""
+def add_term(levels, x, P: tl.constexpr, SHORT_CUBES: tl.constexpr):
+    """Adds |x|**P a lane, x in float32 or float64. For P = 1 and 3, x must not be negative.
+
+    SHORT_CUBES: the cubes are exact in float32, which spares float64 multiplications.
+    """
+    if P == 3 and SHORT_CUBES:
+        return _sink(levels, ((x * x) * x).to(tl.float64), 0)
+    wide = x.to(tl.float64)
     if P == 1:
-        return _sink(levels, x, 0)
+        return _sink(levels, wide, 0)
     elif P == 3:
-        return _sink(levels, (x * x) * x, 0)
-    elif IS_DOUBLE:
-        square = x * x
+        return _sink(levels, (wide * wide) * wide, 0)
+    elif x.dtype == tl.float64:
+        square = wide * wide
         levels = _sink(levels, square, 0)
-        return _sink(levels, tl.fma(x, x, -square), 1)
+        return _sink(levels, tl.fma(wide, wide, -square), 1)
     else:
-        return _sink_square(levels, x)
+        return _sink_square(levels, wide)
 
 
 @triton.jit

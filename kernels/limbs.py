@@ -52,13 +52,16 @@ def deposit(limbs, wholes, grids, weight):
     below = tl.maximum(BASE - grids, 0)
     wholes = wholes >> tl.minimum(below, 63).to(tl.int64)
     places = grids + below - BASE
-    digit = 0
-    while weight != 0:
-        times = weight & 0xFFFF
-        _add(limbs, (wholes & MASK) * times, places + digit)
-        _add(limbs, (wholes >> 32) * times, places + digit + 32)
-        weight = (weight >> 16) & 0xFFFFFFFFFFFF
-        digit += 16
+    if weight == 1:
+        _add(limbs, wholes, places)
+    else:
+        digit = 0
+        while weight != 0:
+            times = weight & 0xFFFF
+            _add(limbs, (wholes & MASK) * times, places + digit)
+            _add(limbs, (wholes >> 32) * times, places + digit + 32)
+            weight = (weight >> 16) & 0xFFFFFFFFFFFF
+            digit += 16
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from .levels import add_term, deposit_levels, start_levels
 from .limbs import NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, count, power_of_two
 from .walk import gather, load_ends
 from .windows import exponent_of
-from .words import fraction_bits, infinity_bits, magnitudes, widen, widen_upper
+from .words import fraction_bits, infinity_bits, magnitudes, narrow, narrow_upper
 
 NEVER = tl.constexpr(1 << 20)
 
@@ -24,32 +24,29 @@ def _power_of_two_wide(exponent):
 
 
 @triton.jit
-def _add_in_band(levels, odd, x, lower, upper, down, P: tl.constexpr, IS_DOUBLE: tl.constexpr):
-    inside = (x >= lower) & (x < upper)
-    odd = odd | ((inside | (x == 0)) == 0).to(tl.int32)
-    x = tl.where(inside, x, 0.0)
-    if IS_DOUBLE:
-        x = (x * down) * down                # squares and cubes of float64 need the scale
-    return add_term(levels, x, P, IS_DOUBLE), odd
+def _add_in_band(levels, odd, x, lower, upper, down, P: tl.constexpr):
+    kept = tl.where((x >= lower) & (x < upper), x, 0.0)
+    odd = odd | (kept != x).to(tl.int32)
+    if x.dtype == tl.float64:
+        kept = (kept * down) * down          # squares of float64 need the scale
+    return add_term(levels, kept, P, False), odd
 
 
 @triton.jit
 def _add_word(levels, odd, word, lower, upper, down, P: tl.constexpr, DTYPE: tl.constexpr):
     word = magnitudes(word, DTYPE)
-    IS_DOUBLE: tl.constexpr = DTYPE == tl.float64
-    levels, odd = _add_in_band(levels, odd, widen(word, DTYPE), lower, upper, down, P, IS_DOUBLE)
+    levels, odd = _add_in_band(levels, odd, narrow(word, DTYPE), lower, upper, down, P)
     if DTYPE == tl.bfloat16 or DTYPE == tl.float16:
-        x = widen_upper(word, DTYPE)
-        levels, odd = _add_in_band(levels, odd, x, lower, upper, down, P, IS_DOUBLE)
+        x = narrow_upper(word, DTYPE)
+        levels, odd = _add_in_band(levels, odd, x, lower, upper, down, P)
     return levels, odd
 
 
 @triton.jit
 def _add_band(
-    limbs, address, rows, row_length, row_stride, weight, head, words, tail, high,
+    limbs, address, rows, row_length, row_stride, weight, data, head, words, tail, high,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
-    GROWTH: tl.constexpr, TILE: tl.constexpr, BAND: tl.constexpr, WORD: tl.constexpr,
-    ITEM: tl.constexpr,
+    GROWTH: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
     """Adds the elements in [2**(high - BAND), 2**high); whether others but zeros were met.
 
@@ -61,17 +58,17 @@ def _add_band(
     grid = P * base + GROWTH + 1 - 52 + 0 * high
     levels = start_levels(grid, LEVELS, WIDTH, TILE)
     odd = tl.zeros([TILE], tl.int32)
-    lower = _power_of_two_wide(high - BAND)
-    upper = _power_of_two_wide(high)
+    lower = _power_of_two_wide(high - BAND).to(tl.float64 if IS_DOUBLE else tl.float32)
+    upper = _power_of_two_wide(high).to(lower.dtype)
     down = power_of_two(-(high // 2))
-    data = (address + head * ITEM).to(tl.pointer_type(tl.int64 if WORD == 8 else tl.int32))
-    data = tl.multiple_of(data, 16)
-    whole = words // (2 * TILE) * (2 * TILE)
-    for start in range(0, whole, 2 * TILE):
-        first = tl.load(data + start + lanes)
-        second = tl.load(data + start + TILE + lanes)
-        levels, odd = _add_word(levels, odd, first, lower, upper, down, P, DTYPE)
-        levels, odd = _add_word(levels, odd, second, lower, upper, down, P, DTYPE)
+    STEP: tl.constexpr = AHEAD * TILE
+    whole = words // STEP * STEP
+    for start in range(0, whole, STEP):
+        tiles = ()
+        for tile in tl.static_range(AHEAD):
+            tiles = tiles + (tl.load(data + start + tile * TILE + lanes),)
+        for tile in tl.static_range(AHEAD):
+            levels, odd = _add_word(levels, odd, tiles[tile], lower, upper, down, P, DTYPE)
     for start in range(whole, words, TILE):
         word = tl.load(data + start + lanes, mask=start + lanes < words, other=0)
         levels, odd = _add_word(levels, odd, word, lower, upper, down, P, DTYPE)
@@ -88,33 +85,38 @@ def _add_band(
 
 @triton.jit
 def _take_census(
-    limbs, address, rows, row_length, row_stride, weight, DTYPE: tl.constexpr, TILE: tl.constexpr
-):
+    limbs, address, rows, row_length, row_stride, weight, DTYPE: tl.constexpr, TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
     """Counts what is not finite; the exponents of the smallest and largest magnitude but zero."""
     INFINITE: tl.constexpr = infinity_bits(DTYPE)
     lanes = tl.arange(0, TILE)
-    largest = tl.zeros([TILE], tl.int64)
-    smallest = tl.zeros([TILE], tl.int64) + INFINITE
+    INT: tl.constexpr = tl.int64 if DTYPE == tl.float64 else tl.int32
+    largest = tl.zeros([TILE], INT)
+    smallest = tl.zeros([TILE], INT) + INFINITE
     nan = tl.zeros([TILE], tl.int32)
     infinite = tl.zeros([TILE], tl.int32)
     negative = tl.zeros([TILE], tl.int32)
     elements = (rows * row_length).to(tl.int32)
-    for start in range(0, elements, TILE):
-        word = gather(address, start + lanes, elements, row_length, row_stride, DTYPE)
-        bits = magnitudes(word, DTYPE).to(tl.int64)
-        nan += (bits > INFINITE).to(tl.int32)
-        is_infinite = bits == INFINITE
-        infinite += is_infinite.to(tl.int32)
-        negative += (is_infinite & (bits != word.to(tl.int64))).to(tl.int32)
-        largest = tl.maximum(largest, tl.where(bits < INFINITE, bits, 0))
-        smallest = tl.minimum(smallest, tl.where(bits > 0, bits, INFINITE))
+    for start in range(0, elements, AHEAD * TILE):
+        words = ()
+        for tile in tl.static_range(AHEAD):
+            index = start + tile * TILE + lanes
+            words = words + (gather(address, index, elements, row_length, row_stride, DTYPE),)
+        for tile in tl.static_range(AHEAD):
+            word = words[tile]
+            bits = magnitudes(word, DTYPE)
+            nan += (bits > INFINITE).to(tl.int32)
+            infinite += (bits == INFINITE).to(tl.int32)
+            negative += ((bits == INFINITE) & (bits != word)).to(tl.int32)
+            largest = tl.maximum(largest, tl.where(bits < INFINITE, bits, 0))
+            smallest = tl.minimum(smallest, tl.where(bits > 0, bits, INFINITE))
     below_zero = tl.sum(negative, 0)
     count(limbs + NAN, tl.sum(nan, 0), weight)
     count(limbs + POSITIVE_INFINITY, tl.sum(infinite, 0) - below_zero, weight)
     count(limbs + NEGATIVE_INFINITY, below_zero, weight)
-    SMALL: tl.constexpr = tl.int64 if DTYPE == tl.float64 else tl.int32
-    low = exponent_of(tl.min(smallest, 0).to(SMALL), DTYPE)
-    high = exponent_of(tl.max(largest, 0).to(SMALL), DTYPE)
+    low = exponent_of(tl.min(smallest, 0), DTYPE)
+    high = exponent_of(tl.max(largest, 0), DTYPE)
     return low, high, tl.max(largest, 0) > 0
 
 
@@ -127,13 +129,16 @@ def band_exponents(p, dtype, levels, width, growth):
 
 @triton.jit
 def add_in_bands(
-    limbs, address, rows, row_length, row_stride, weight, head, words, tail, high, needs_census,
+    limbs, address, rows, row_length, row_stride, weight, data, head, words, tail, middle, needs_census,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
-    GROWTH: tl.constexpr, TILE: tl.constexpr, WORD: tl.constexpr, ITEM: tl.constexpr,
+    GROWTH: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Adds the chunk to the limbs. The first band ends at 2**high, unless a census comes first."""
+    """Adds the chunk to the limbs. The first band lies around 2**middle, unless a census comes first.
+
+    A sample's smallest and largest elements lie about as far inside of the chunk's.
+    """
     BAND: tl.constexpr = band_exponents(P, DTYPE, LEVELS, WIDTH, GROWTH)
-    high = (high + 2048) // 2 * 2 - 2048                     # even
+    high = (middle + BAND // 2 + 2048) // 2 * 2 - 2048       # even
     band = high * 0
     last = band
     done = band + NEVER
@@ -143,12 +148,12 @@ def add_in_bands(
         odd = pending
         if (pending == 0) & (band != done):
             odd = _add_band(
-                limbs, address, rows, row_length, row_stride, weight, head, words, tail,
-                high + band * BAND, P, DTYPE, LEVELS, WIDTH, GROWTH, TILE, BAND, WORD, ITEM,
+                limbs, address, rows, row_length, row_stride, weight, data, head, words, tail,
+                high + band * BAND, P, DTYPE, LEVELS, WIDTH, GROWTH, TILE, AHEAD, BAND,
             )  # fmt: skip
         if (odd != 0) & (is_counted == 0):
             low, top, any_finite = _take_census(
-                limbs, address, rows, row_length, row_stride, weight, DTYPE, TILE
+                limbs, address, rows, row_length, row_stride, weight, DTYPE, TILE, AHEAD
             )
             is_counted += 1
             if pending != 0:

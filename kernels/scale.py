@@ -47,8 +47,8 @@ def _change(places, mask, number, DTYPE: tl.constexpr, CLAMP: tl.constexpr):
 
 @triton.jit
 def _change_run(
-    address, length, number, DTYPE: tl.constexpr, TILE: tl.constexpr, CLAMP: tl.constexpr,
-    ITEM: tl.constexpr,
+    address, length, number, DTYPE: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
+    CLAMP: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
     """A run without gaps: whole tiles from its first 16-byte boundary carry no mask."""
     lanes = tl.arange(0, TILE)
@@ -57,14 +57,18 @@ def _change_run(
     if head > 0:
         _change(start + lanes, lanes < head, number, DTYPE, CLAMP)
     body = tl.multiple_of((address + head * ITEM).to(tl.pointer_type(DTYPE)), 16)
-    whole = words // TILE * TILE
-    for first in range(0, whole, TILE):
-        place = body + first + lanes
-        x = tl.load(place)
-        x = _limited(x, number, DTYPE) if CLAMP else _times(x, number, DTYPE)
-        tl.store(place, x)
-    if whole < words:
-        _change(body + whole + lanes, whole + lanes < words, number, DTYPE, CLAMP)
+    STEP: tl.constexpr = AHEAD * TILE
+    whole = words // STEP * STEP
+    for first in range(0, whole, STEP):
+        tiles = ()
+        for tile in tl.static_range(AHEAD):
+            tiles = tiles + (tl.load(body + first + tile * TILE + lanes),)
+        for tile in tl.static_range(AHEAD):
+            x = tiles[tile]
+            x = _limited(x, number, DTYPE) if CLAMP else _times(x, number, DTYPE)
+            tl.store(body + first + tile * TILE + lanes, x)
+    for first in range(whole, words, TILE):
+        _change(body + first + lanes, first + lanes < words, number, DTYPE, CLAMP)
 
 
 @triton.jit
@@ -85,29 +89,37 @@ def _change_rows(
 
 @triton.jit
 def _change_chunks(
-    segments, owners, chunks, number, DTYPE: tl.constexpr, TILE: tl.constexpr, CLAMP: tl.constexpr
-):
+    segments, owners, chunks, number, DTYPE: tl.constexpr, TILE: tl.constexpr,
+    AHEAD: tl.constexpr, PARTS: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    for turn in range(tl.program_id(0), chunks, tl.num_programs(0)):
+    for turn in range(tl.program_id(0), chunks * PARTS, tl.num_programs(0)):
         address, offset, rows, row_length, row_stride, _, _ = find_chunk(
-            segments, owners, chunks - 1 - turn
+            segments, owners, chunks - 1 - turn // PARTS
         )
         address += offset * ITEM
+        part = PARTS - 1 - turn % PARTS
         if rows == 1:
-            _change_run(address, row_length, number, DTYPE, TILE, CLAMP, ITEM)
-        else:
+            length = (row_length + PARTS - 1) // PARTS
+            length = (length + 15) // 16 * 16
+            start = tl.minimum(part * length, row_length)
+            length = tl.minimum(length, row_length - start)
+            _change_run(address + start * ITEM, length, number, DTYPE, TILE, AHEAD, CLAMP, ITEM)
+        elif part == 0:
             _change_rows(address, rows, row_length, row_stride, number, DTYPE, TILE, CLAMP)
 
 
 @triton.jit
-def scale(segments, owners, factor, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr):
+def scale(segments, owners, factor, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr,
+           AHEAD: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Multiplies every element by the float64 at `factor`; a factor of 1 writes nothing."""
     number = tl.load(factor)
     if number != 1.0:
-        _change_chunks(segments, owners, chunks, number, DTYPE, TILE, False)
+        _change_chunks(segments, owners, chunks, number, DTYPE, TILE, AHEAD, PARTS, False)
 
 
 @triton.jit
-def clamp(segments, owners, limit, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr):
+def clamp(segments, owners, limit, chunks, DTYPE: tl.constexpr, TILE: tl.constexpr,
+           AHEAD: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Limits every element to [-limit, limit] (float64, a value of the type). Not for complex."""
-    _change_chunks(segments, owners, chunks, limit, DTYPE, TILE, True)
+    _change_chunks(segments, owners, chunks, limit, DTYPE, TILE, AHEAD, PARTS, True)

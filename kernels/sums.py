@@ -7,8 +7,8 @@ way; what fits no window goes band by band. The last program to end finishes: to
 import triton
 import triton.language as tl
 
-from .chunks import find_chunk
-from .fast import add_fitting
+from .chunks import draw_chunk, find_chunk
+from .fast import add_fitting, load_first
 from .finish import POWER, SQUARES, SUM, finish_if_last
 from .limbs import STRIPES, SUMS_LENGTH
 from .redo import add_in_bands
@@ -24,10 +24,6 @@ from .windows import (
 )
 from .words import magnitudes
 
-BAND_MARGIN = tl.constexpr(24)
-"""Exponents that a band leaves above a sample's largest: heavy tails go on that far."""
-
-
 @triton.jit
 def _largest(word, DTYPE: tl.constexpr):
     """Bits of the largest magnitude in a tile of words."""
@@ -38,29 +34,41 @@ def _largest(word, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _middle(word, exponent, DTYPE: tl.constexpr):
+    """Exponent halfway between the largest one of a sample and that of its smallest non-zero."""
+    word = magnitudes(word, DTYPE)
+    if DTYPE == tl.bfloat16 or DTYPE == tl.float16:
+        upper = word >> 16
+        lower = word & 0xFFFF
+        word = tl.minimum(tl.where(lower == 0, 0x7FFF, lower), tl.where(upper == 0, 0x7FFF, upper))
+    smallest = tl.min(tl.where(word == 0, magnitudes(~word, DTYPE), word), 0)
+    low = tl.minimum(exponent_of(smallest, DTYPE), exponent)
+    return (low + exponent + 2048) // 2 - 1024
+
+
+@triton.jit
 def _sample(
-    address, rows, row_length, row_stride, head, words, DTYPE: tl.constexpr, TILE: tl.constexpr,
-    WORD: tl.constexpr, ITEM: tl.constexpr,
+    first, address, rows, row_length, row_stride, is_known, DTYPE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Words that tell the chunk's size of elements, and the bits of the largest one.
 
-    The first tile, which is about to be read anyway; if it is all zeros, elements from all over.
+    The first tile, which is read anyway; zeros tell nothing, so where no window is known either,
+    elements from all over the chunk.
     """
-    lanes = tl.arange(0, TILE)
-    data = (address + head * ITEM).to(tl.pointer_type(tl.int64 if WORD == 8 else tl.int32))
-    word = tl.load(tl.multiple_of(data, 16) + lanes, mask=lanes < words, other=0)
+    word = first
     largest = _largest(word, DTYPE)
-    if largest == 0:
+    if (largest == 0) & (is_known == 0):
         elements = (rows * row_length).to(tl.int32)
-        spread = (elements + TILE - 1) // TILE
-        word = gather(address, lanes * spread, elements, row_length, row_stride, DTYPE)
+        index = tl.arange(0, TILE) * ((elements + TILE - 1) // TILE)
+        word = gather(address, index, elements, row_length, row_stride, DTYPE)
         largest = _largest(word, DTYPE)
     return word, largest
 
 
 @triton.jit
 def sums(
-    segments, owners, stripes, details, ticket, scratch, output, result,
+    segments, owners, stripes, details, turns, scratch, output, result,
     chunks, then, max_norm, eps, loss_scale,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
     GROWTH: tl.constexpr, SLACK: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
@@ -80,17 +88,24 @@ def sums(
     INFINITE: tl.constexpr = 1024 if DTYPE == tl.float64 else 128
     stripe = stripes + tl.program_id(0) % STRIPES * SUMS_LENGTH
     exponent = 0
-    for number in range(tl.program_id(0), chunks, tl.num_programs(0)):
+    is_known = 0
+    number = tl.program_id(0)
+    while number < chunks:
+        following = draw_chunk(turns)
         address, offset, rows, row_length, row_stride, weight, tensor = find_chunk(
             segments, owners, number
         )
         address += offset * ITEM
         head, words, tail = split_run(address, rows, row_length, ITEM, WORD)
+        data = (address + head * ITEM).to(tl.pointer_type(tl.int64 if WORD == 8 else tl.int32))
+        data = tl.multiple_of(data, 16)
+        first = load_first(data, words, TILE, AHEAD)
         sample, largest = _sample(
-            address, rows, row_length, row_stride, head, words, DTYPE, TILE, WORD, ITEM
+            first[0], address, rows, row_length, row_stride, is_known, DTYPE, TILE
         )
         if largest != 0:                    # all zeros: the window of the chunk before will do
             exponent = exponent_of(largest, DTYPE)
+            is_known = 1
         grid = first_grid(exponent, P, DTYPE, GROWTH, SLACK)
         threshold = threshold_bits(
             smallest_exponent(grid - (LEVELS - 1) * WIDTH, P, DTYPE), DTYPE
@@ -108,17 +123,21 @@ def sums(
         fits = False
         if is_wide == 0:
             fits = add_fitting(
-                target, address, rows, row_length, row_stride, weight, head, words, tail, grid,
-                threshold, P, DTYPE, LEVELS, WIDTH, TILE, AHEAD, WORD, ITEM,
+                target, address, rows, row_length, row_stride, weight, data, head, words, tail,
+                first, grid, threshold, P, DTYPE, LEVELS, WIDTH, TILE, AHEAD,
             )  # fmt: skip
         if fits == 0:
             add_in_bands(
-                target, address, rows, row_length, row_stride, weight, head, words, tail,
-                exponent + BAND_MARGIN, ((is_wide == 0) | (is_finite == 0)).to(tl.int32), P, DTYPE,
-                BAND_LEVELS, BAND_WIDTH, BAND_GROWTH, BAND_TILE, WORD, ITEM,
+                target, address, rows, row_length, row_stride, weight, data, head, words, tail,
+                _middle(sample, exponent, DTYPE), (is_finite == 0).to(tl.int32), P, DTYPE,
+                BAND_LEVELS, BAND_WIDTH, BAND_GROWTH, BAND_TILE, AHEAD,
             )  # fmt: skip
+        if is_finite == 0:
+            is_known = 0
+            exponent = 0
+        number = following
     KIND: tl.constexpr = POWER if P == 3 else SQUARES if P == 2 else SUM
     finish_if_last(
-        stripes, ticket, scratch, output, result, then, max_norm, eps, loss_scale,
+        stripes, turns, scratch, output, result, then, max_norm, eps, loss_scale,
         eps * 0.0 + P, KIND,
     )  # fmt: skip

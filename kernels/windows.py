@@ -29,8 +29,11 @@ def smallest_exponent(bottom, P: tl.constexpr, DTYPE: tl.constexpr):
     FRACTION: tl.constexpr = fraction_bits(DTYPE)
     if P == 3 and DTYPE == tl.float32:
         return (bottom + 52 + 2 + 300 * 3) // 3 - 300          # cubes are rounded to 53 bits
+    exponent = (bottom + P - 1 + 2400 * P) // P - 2400 + FRACTION
+    if P == 3 and DTYPE == tl.bfloat16:
+        return tl.maximum(exponent, -42)                       # cubes stay exact in float32
     else:
-        return (bottom + P - 1 + 2400 * P) // P - 2400 + FRACTION
+        return exponent
 
 
 @triton.jit

@@ -4,12 +4,9 @@ Whole words let one load bring 16 bytes a thread, and let integer operations che
 elements at once. An element that comes alone is a word whose upper half is zero.
 """
 
-import os
-
 import triton
 import triton.language as tl
 
-INTEGER_WIDEN = tl.constexpr(os.environ.get("GC_WIDEN", "0") == "1")
 
 
 @triton.constexpr_function
@@ -55,28 +52,28 @@ def magnitudes(word, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def widen(word, DTYPE: tl.constexpr):
-    """The word's element as float64; of two, the one in the lower half."""
+def narrow(word, DTYPE: tl.constexpr):
+    """The word's element, of two the one in the lower half, as float32; float64 stays."""
     if DTYPE == tl.float64:
         return word.to(tl.float64, bitcast=True)
-    elif DTYPE == tl.float32 and INTEGER_WIDEN:
-        return (((word & 0x7FFFFFFF).to(tl.int64) << 29) + 0x3800000000000000).to(tl.float64, bitcast=True)
     elif DTYPE == tl.float32:
-        return word.to(tl.float32, bitcast=True).to(tl.float64)
-    elif DTYPE == tl.bfloat16 and INTEGER_WIDEN:
-        return (((word & 0x7FFF).to(tl.int64) << 45) + 0x3800000000000000).to(tl.float64, bitcast=True)
+        return word.to(tl.float32, bitcast=True)
     elif DTYPE == tl.bfloat16:
-        return (word << 16).to(tl.float32, bitcast=True).to(tl.float64)
+        return (word << 16).to(tl.float32, bitcast=True)
     else:
-        return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.float64)
+        return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def widen_upper(word, DTYPE: tl.constexpr):
-    """The element in the upper half of a word, as float64."""
-    if DTYPE == tl.bfloat16 and INTEGER_WIDEN:
-        return ((((word >> 16) & 0x7FFF).to(tl.int64) << 45) + 0x3800000000000000).to(tl.float64, bitcast=True)
-    elif DTYPE == tl.bfloat16:
-        return (word & -65536).to(tl.float32, bitcast=True).to(tl.float64)
+def narrow_upper(word, DTYPE: tl.constexpr):
+    """The element in the upper half of a word, as float32."""
+    if DTYPE == tl.bfloat16:
+        return (word & -65536).to(tl.float32, bitcast=True)
     else:
-        return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.float64)
+        return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def widen(word, DTYPE: tl.constexpr):
+    """As `narrow`, in float64."""
+    return narrow(word, DTYPE).to(tl.float64)
