@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 CARGO_SOURCES := $(shell find Cargo.toml Cargo.lock rust -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
-KERNEL_SOURCES := $(shell find kernels -name '*.py' 2>/dev/null)
 
 # The extension is built, linted and tested against this one interpreter, and not linked with it: an
 # extension never is. Its tests call no Python, which the linker of Linux is content with.
@@ -41,7 +40,7 @@ $(VENV)/.torch: $(VENV)/.python
 	@$(BIN)/python -m pip install --upgrade pip 'maturin>=1.9,<2' 'torch>=2.10'
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CARGO_SOURCES) $(KERNEL_SOURCES)
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(CARGO_SOURCES)
 	$(call say,building gradclip and installing it with its tools (a minute or two the first time))
 	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[test,demo,bench,lint]'
 	@touch $@
@@ -60,6 +59,12 @@ test: setup lint ## set up, lint and run every test
 	@$(BIN)/python -m pytest -m distributed
 	$(call say,tests in one process)
 	@$(BIN)/python -m pytest -n 2 -m 'not distributed'
+
+images: setup ## compile the CUDA kernels of this tree, by the Triton of .venv, into kernels/images
+	@$(BIN)/python -m kernels.ahead_of_time
+
+wheel: setup ## the wheel with its kernel images, by the pinned Triton (a large download), in dist
+	@$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 lint: setup ## formatting, lints and types, of Rust and Python
 	$(call say,format and lints of Rust)

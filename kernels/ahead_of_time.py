@@ -1,7 +1,8 @@
 """Compiles every entry for every architecture, without a GPU: `python -m kernels.ahead_of_time`.
 
 Writes a folder of images: manifest.json, and for each architecture a file of its images, each one
-compressed on its own, so that a launch reads and unpacks only the image that it needs.
+compressed on its own: a launch reads and unpacks only the image that it needs. (All images of an
+architecture in one xz stream take 40% of the room, but some Pythons are built without lzma.)
 """
 
 import argparse
@@ -39,14 +40,21 @@ def main(arguments=None):
     options = _options(arguments)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # a third of an image, for debuggers only
     os.environ.pop("TRITON_INTERPRET", None)
+    from .compiler import CompileError, triton  # after the environment is set
+
     start = time.monotonic()
-    images = compile_all(sorted({SERVES[device] for device in options.archs}), options.cache)
     serves = {device: SERVES[device] for device in options.archs}
-    write(options.out, images, serves)
-    packed = sum(file.stat().st_size for file in options.out.iterdir())
+    try:
+        images = compile_all(sorted({*serves.values()}), options.cache)
+    except CompileError as error:
+        print(f"kernels.ahead_of_time: {error}", file=sys.stderr)
+        return 1
+    write(options.out, images, serves, triton.__version__)
+    size = sum(file.stat().st_size for file in options.out.iterdir())
     print(
-        f"{len(images)} kernel images in {options.out}: {packed / 2**20:.1f} MiB "
-        f"for sm_{', sm_'.join(map(str, serves))}; {time.monotonic() - start:.0f} s"
+        f"{len(images)} kernel images by Triton {triton.__version__} in {options.out}: "
+        f"{size / 2**20:.1f} MiB for sm_{', sm_'.join(map(str, serves))}; "
+        f"{time.monotonic() - start:.0f} s"
     )
     return 0
 
@@ -69,7 +77,7 @@ def _options(arguments):
 
 def compile_all(architectures, cache, processes=None):
     """(manifest line, code) of every entry for every architecture, on all cores."""
-    from .entries import ENTRIES  # imports Triton, after the environment is set
+    from .compiler import ENTRIES
 
     jobs = [(entry.name, number, cache) for entry in ENTRIES for number in architectures]
     with tempfile.TemporaryDirectory() as scratch:
@@ -84,16 +92,14 @@ def _compile_one(job):
     return compiled(*job)
 
 
-def write(folder, images, serves):
-    """Packs images beside the folder and then puts the new folder in the old one's place."""
-    import triton
-
+def write(folder, images, serves, version):
+    """Packs images beside the folder, then puts the new folder in the old one's place."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".images-"))
     lines = [line for number in sorted({*serves.values()}) for line in _pack(aside, number, images)]
     manifest = {
         "format": FORMAT,
-        "triton": triton.__version__,
+        "triton": version,
         "source": digest(),
         "serves": serves,
         "images": lines,
