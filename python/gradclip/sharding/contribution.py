@@ -77,9 +77,15 @@ class Contribution:
             and not self.gathered.partial
             and not self.copies_to_compare()
             and not self.settings.error_if_nonfinite
-            and self.settings.norm_type in _SINGLE_PASS
+            and self._takes_one_pass(self.local)
             and bool(self.plan.transport.ranks)
         )
+
+    def _takes_one_pass(self, local: Local) -> bool:
+        """Whether the first sums are final: of powers and of moduli they may not be."""
+        norm_type = self.settings.norm_type
+        is_real = local.gradients.core.first_complex is None
+        return norm_type == 2.0 or (is_real and norm_type in _SINGLE_PASS)
 
     @property
     def width(self) -> int:
