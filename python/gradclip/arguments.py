@@ -19,6 +19,17 @@ def number(value: float | str | Tensor, name: str) -> float:
     return float(value)
 
 
+def coefficient(value: float | Tensor) -> float | Tensor:
+    """A coefficient as a float; a tensor on a device stays there.
+
+    Raises:
+        ValueError: a tensor of several elements.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "cpu":
+        return value.reshape(())
+    return number(value, "coefficient")
+
+
 def limit(value: float | Tensor, name: str) -> float:
     """`max_norm` or `clip_value` as a float that is at least 0.
 

@@ -102,6 +102,12 @@ def clip_found_(
     loss_scale: float,
 ) -> Tensor:
     """`clip_` of gradients that were read, with arguments that were checked."""
+    if loss_scale == 1 and (device := engine.on_one_device(found, norm_type)):
+        written = device.totals(norm_type, max_norm, eps, loss_scale)
+        total_norm = _on_device(found, written, norm_type, error_if_nonfinite, dtype)
+        device.scale_by_result_(written)
+        engine.written(found)
+        return total_norm
     total = totals.unscaled(engine.total(found, norm_type), norm_type, loss_scale)
     result = result_of(found, total, norm_type, error_if_nonfinite, dtype)
     engine.scale_(found, _core.coefficient(total, max_norm, eps) / loss_scale)
@@ -153,6 +159,9 @@ def get_total_norm(
     found = gradients.given(given)
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
+    if device := engine.on_one_device(found, norm_type):
+        written = device.totals(norm_type, math.inf, 0.0, 1.0)
+        return _on_device(found, written, norm_type, error_if_nonfinite, dtype)
     total = engine.total(found, norm_type)
     return result_of(found, total, norm_type, error_if_nonfinite, dtype)
 
@@ -191,7 +200,7 @@ def clip_grads_with_norm_(
     given = listed(parameters)
     _refuse_raw_gradients(given, grad)
     found = sharded.local_gradients(given, grad)
-    engine.scale_(found, _core.coefficient(total, max_norm, eps))
+    engine.scale_(found, totals.coefficient(total, max_norm, eps))
     return None
 
 
@@ -203,13 +212,31 @@ def result_of(
     dtype: torch.dtype | None,
 ) -> Tensor:
     """The total as a tensor for the caller; raises RuntimeError if it must be finite and is not."""
-    if error_if_nonfinite and not math.isfinite(total):
+    if error_if_nonfinite:
+        _refuse_non_finite(total, norm_type)
+    return totals.tensor_of(total, dtype or found.total_dtype, found.device)
+
+
+def _on_device(
+    found: Gradients,
+    written: Tensor,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """The same from what the kernels wrote; the host reads it only if it must be finite."""
+    if error_if_nonfinite:
+        _refuse_non_finite(float(written[0]), norm_type)
+    return totals.from_result(written, dtype or found.total_dtype)
+
+
+def _refuse_non_finite(total: float, norm_type: float) -> None:
+    if not math.isfinite(total):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
             "so it cannot be clipped. To disable this error and scale the gradients by the "
             "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
-    return totals.tensor_of(total, dtype or found.total_dtype, found.device)
 
 
 def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:

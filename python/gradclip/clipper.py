@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, clip, gradients, totals
+from gradclip import arguments, clip, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding import clip as sharded
@@ -60,7 +60,8 @@ class Clipper:
         self.grad = grad
         self.sharding = sharding
         self.total_norm: Tensor | None = None
-        self.coefficient: float | Tensor = 1.0
+        self._coefficient: float | Tensor | None = 1.0
+        self._limit = self.max_norm
         self._given = listed(parameters)
         self._session = open_session(self._given, grad, sharding)
 
@@ -77,14 +78,21 @@ class Clipper:
         if self._session is not None:
             raises = self.error_if_nonfinite
             settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, raises)
-            self.total_norm, self.coefficient = sharded.clip_(
+            self.total_norm, self._coefficient = sharded.clip_(
                 self._session, self._given, settings, self.dtype
             )
             return self.total_norm
+        self._coefficient, self._limit = None, max_norm
         self.total_norm = self._clip_alone(max_norm, loss_scale)
-        total = totals.float64_of(self.total_norm)
-        self.coefficient = _core.coefficient(total, max_norm, self.eps)
         return self.total_norm
+
+    @property
+    def coefficient(self) -> float | Tensor:
+        """What the last clip multiplied gradients by; worked out when it is asked for."""
+        if self._coefficient is None and self.total_norm is not None:
+            total = totals.float64_of(self.total_norm)
+            self._coefficient = totals.coefficient(total, self._limit, self.eps)
+        return 1.0 if self._coefficient is None else self._coefficient
 
     def check(self) -> None:
         """Wait for the last clip over ranks on a device, and raise if it failed on any rank.

@@ -145,10 +145,10 @@ def _run_total_norm(
 def _run_clip_with_norm_(
     gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float
 ) -> None:
-    from gradclip import _core, totals, value
+    from gradclip import totals, value
 
     total = totals.float64_of(total_norm)
-    value.scale_(gradients, _core.coefficient(total, max_norm, eps))
+    value.scale_(gradients, totals.coefficient(total, max_norm, eps))
 
 
 def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:

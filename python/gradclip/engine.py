@@ -1,10 +1,19 @@
 """Sums, finish and writes on the host's side: the CPU engine, and torch operations for the rest."""
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from gradclip import _core, reference
+from gradclip import _core, cuda, reference
 from gradclip.gradients import Gradients
+
+
+def on_one_device(gradients: Gradients, norm_type: float) -> cuda.CudaEngine | None:
+    """The engine of the CUDA device that needs no word of the host; None if there is no such."""
+    device = gradients.sole_cuda
+    if device is None or not cuda.is_single_pass(gradients.core, norm_type):
+        return None
+    return cuda.CudaEngine(gradients.core, device)
 
 
 def total(gradients: Gradients, norm_type: float) -> float:
@@ -25,6 +34,9 @@ def sums(
     everything = _core.Sums()
     if gradients.fused:
         everything = gradients.core.sums(norm_type, torch.get_num_threads(), scale)
+    for device in gradients.cuda:
+        vector = cuda.CudaEngine(gradients.core, device).sums(norm_type, scale)
+        everything = everything.merged(_core.Sums.from_list(vector.tolist()))
     for place in gradients.reference:
         part = reference_sums(gradients, place, norm_type, scale)
         everything = everything.merged(part)
@@ -36,42 +48,85 @@ def sums_each(gradients: Gradients, norm_type: float) -> list[_core.Sums]:
     each = [_core.Sums() for _ in gradients.tensors]
     if gradients.fused:
         each = gradients.core.sums_each(norm_type, torch.get_num_threads())
+    for device in gradients.cuda:
+        _add_cuda_each(each, gradients, device, norm_type)
     for place in gradients.reference:
         each[place] = reference_sums(gradients, place, norm_type)
     return each
+
+
+def _add_cuda_each(
+    each: list[_core.Sums], gradients: Gradients, device: int, norm_type: float
+) -> None:
+    places = gradients.core.planned_places
+    found = cuda.CudaEngine(gradients.core, device).sums_each(norm_type, len(places))
+    for place, row in zip(places, found.tolist(), strict=True):
+        each[place] = each[place].merged(_core.Sums.from_list(row))
 
 
 def reference_sums(
     gradients: Gradients, place: int, norm_type: float, scale: _core.PowerScale | None = None
 ) -> _core.Sums:
     """The sums of one gradient by torch operations; meta and fake tensors have none."""
-    tensor, owned = gradients.tensors[place], gradients.owned_of(place)
+    tensor = gradients.tensors[place]
     if tensor.device.type == "meta" or is_fake(tensor):
         return _core.Sums()
-    exponent = scale.exponent if scale and scale.exponent is not None else 0
-    divisor = scale.divisor if scale else None
-    vector = reference.sums(
-        tensor, norm_type, scale_exponent=exponent, divisor=divisor, owned=owned
-    )
+    vector = _reference_vector(gradients, place, norm_type, scale)
     return _core.Sums.from_list(vector.tolist())
 
 
-def scale_(gradients: Gradients, factor: float) -> None:
-    """Multiplies all gradients by a factor in place; a factor of 1 writes nothing."""
-    if factor == 1:
-        return
-    if gradients.fused:
-        gradients.core.scale(factor, torch.get_num_threads())
+def _reference_vector(
+    gradients: Gradients, place: int, norm_type: float, scale: _core.PowerScale | None
+) -> Tensor:
+    return reference.sums(
+        gradients.tensors[place],
+        norm_type,
+        scale_exponent=scale.exponent if scale and scale.exponent is not None else 0,
+        divisor=scale.divisor if scale else None,
+        owned=gradients.owned_of(place),
+    )
+
+
+def scale_(gradients: Gradients, factor: float | Tensor) -> None:
+    """Multiplies all gradients by a factor in place; a factor of 1 writes nothing.
+
+    A 0-dim tensor on the device of all gradients is not read by the host, if that is not the CPU.
+    """
+    if isinstance(factor, Tensor):
+        if factor.device.type != "cpu" and all(
+            t.device == factor.device for t in gradients.tensors
+        ):
+            return _scale_on_devices(gradients, factor.to(torch.float64))
+        factor = float(factor)
+    if factor != 1:
+        if gradients.fused:
+            gradients.core.scale(factor, torch.get_num_threads())
+        _scale_on_devices(gradients, factor)
+    return None
+
+
+def _scale_on_devices(gradients: Gradients, factor: float | Tensor) -> None:
+    for device in gradients.cuda:
+        cuda.CudaEngine(gradients.core, device).scale_(_on(factor, torch.device("cuda", device)))
     for place in gradients.reference:
         tensor = gradients.tensors[place]
-        reference.scale_(tensor, torch.tensor(factor, dtype=torch.float64, device=tensor.device))
+        reference.scale_(tensor, _on(factor, tensor.device))
     written(gradients)
+
+
+def _on(factor: float | Tensor, device: torch.device) -> Tensor:
+    """A factor on a device, without a copy from the host that would wait for it."""
+    if isinstance(factor, Tensor):
+        return factor
+    return torch.full((), factor, dtype=torch.float64, device=device)
 
 
 def clamp_(gradients: Gradients, limit: float) -> None:
     """Limits every element of all gradients to [-limit, limit] in place."""
     if gradients.fused:
         gradients.core.clamp(limit, torch.get_num_threads())
+    for device in gradients.cuda:
+        cuda.CudaEngine(gradients.core, device).clamp_(limit)
     for place in gradients.reference:
         reference.clamp_(gradients.tensors[place], limit)
     written(gradients)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradclip import _core
+from gradclip import _core, cuda
 from gradclip.parameters import Parameters
 
 _FLOAT8 = {
@@ -24,6 +24,7 @@ class Gradients(NamedTuple):
 
     `fused` says whether the engines may run; `reference` holds the places of those gradients that
     torch operations handle, all of them if not. `owned` limits what is counted of each parameter's.
+    `cuda` lists the CUDA devices whose gradients the kernels handle.
     """
 
     core: _core.Gradients
@@ -32,6 +33,7 @@ class Gradients(NamedTuple):
     reference: list[int]
     parameters: Parameters
     owned: list[tuple[int, int] | None] | None = None
+    cuda: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -45,6 +47,12 @@ class Gradients(NamedTuple):
             self.tensors[place].dtype in _DOUBLE for place in self.reference
         )
         return torch.float64 if double else torch.float32
+
+    @property
+    def sole_cuda(self) -> int | None:
+        """The CUDA device whose kernels handle every gradient; None if there is no such device."""
+        alone = len(self.cuda) == 1 and not self.reference and not self.core.on_cpu
+        return self.cuda[0] if alone else None
 
     def only(self, place: int) -> "Gradients":
         """The gradient at a place, alone."""
@@ -89,7 +97,10 @@ def _sorted(
     tensors = core.tensors
     fused = os.environ.get("GRADCLIP_FUSED", "1") != "0"
     reference = core.foreign if fused else list(range(len(tensors)))
-    gradients = Gradients(core, tensors, fused, reference, parameters, owned)
+    served = tuple(core.cuda_devices) if fused else ()
+    if not all(map(cuda.is_served, served)):
+        reference, served = sorted((*reference, *core.cuda_places)), ()
+    gradients = Gradients(core, tensors, fused, reference, parameters, owned, served)
     for place in reference:
         _check(gradients, place)
     return gradients

@@ -1,11 +1,15 @@
 """The total norm as callers see it, and the float64 behind it."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from gradclip import arguments
+from gradclip import _core, arguments
 
 _EXACT = "_gradclip_float64"
+_FLOAT32_PLACE = 6
+"""Where a result of the kernels holds the total as float32, seen as float32."""
 
 
 def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
@@ -20,16 +24,43 @@ def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return result
 
 
-def float64_of(total_norm: float | Tensor) -> float:
+def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same from what the kernels wrote (`CudaEngine.totals`), without another launch."""
+    if dtype == torch.float32:
+        total = result.view(torch.float32)[_FLOAT32_PLACE]
+    else:
+        total = result[0].to(dtype)
+    setattr(total, _EXACT, result[0])
+    return total
+
+
+def float64_of(total_norm: float | Tensor) -> float | Tensor:
     """The float64 behind a total norm; what the tensor says itself where it was changed since.
 
+    A tensor for a total on a device, which the host does not read.
+
     Raises:
-        ValueError: the total is negative.
+        ValueError: the total is negative and on the host.
     """
+    if isinstance(total_norm, Tensor) and total_norm.device.type != "cpu":
+        exact = getattr(total_norm, _EXACT, total_norm).to(torch.float64)
+        same = exact.to(total_norm.dtype) == total_norm
+        return torch.where(same, exact, total_norm.to(torch.float64))
     number = arguments.total(total_norm)
-    exact = getattr(total_norm, _EXACT, number)
-    same = isinstance(total_norm, Tensor) and _rounded(exact, total_norm.dtype) == number
-    return float(exact) if same else number
+    known = float(getattr(total_norm, _EXACT, number))
+    is_same = isinstance(total_norm, Tensor) and _rounded(known, total_norm.dtype) == number
+    return known if is_same else number
+
+
+def coefficient(total: float | Tensor, max_norm: float, eps: float) -> float | Tensor:
+    """The clip coefficient; on a device it stays there, and is 1 for a negative total."""
+    if not isinstance(total, Tensor):
+        return _core.coefficient(total, max_norm, eps)
+    if max_norm == math.inf:
+        return torch.ones_like(total)
+    ratio = torch.full_like(total, max_norm) / (total + eps)
+    ratio = torch.where(ratio.isnan() & ~total.isnan(), 1.0, ratio.clamp(max=1.0))
+    return torch.where(total < 0, 1.0, ratio)
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

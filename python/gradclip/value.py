@@ -66,6 +66,4 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
         ValueError: a coefficient with more than one element, tensors that overlap.
         TypeError: a tensor that is integer, boolean or quantized.
     """
-    engine.scale_(
-        local_gradients(listed(tensors), None), arguments.number(coefficient, "coefficient")
-    )
+    engine.scale_(local_gradients(listed(tensors), None), arguments.coefficient(coefficient))

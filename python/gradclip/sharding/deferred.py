@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from gradclip import engine
+from gradclip.cuda import CudaEngine
 from gradclip.gradients import Gradients
 from gradclip.sharding import message
 from gradclip.sharding.contribution import Contribution
@@ -31,9 +33,10 @@ class DeviceEngine(Protocol):
     def finish(
         self, sums: torch.Tensor, norm_type: float, max_norm: float, eps: float, loss_scale: float
     ) -> torch.Tensor:
-        """From summed sums (carries not propagated) to float64[3].
+        """From summed sums (carries not propagated) to float64[4].
 
-        The total of the unscaled gradients, the coefficient, and what gradients are multiplied by.
+        The total of the unscaled gradients, the coefficient, what gradients are multiplied by, and
+        the total once more as float32.
         """
 
     def scale_(self, factor: torch.Tensor) -> None:
@@ -42,7 +45,19 @@ class DeviceEngine(Protocol):
 
 def engine_for(gradients: Gradients, device: torch.device) -> DeviceEngine | None:
     """The engine of these gradients, when all of them are on the transport's device; else None."""
-    return None
+    if device.type != "cuda" or gradients.sole_cuda != device.index:
+        return None
+    return _Cuda(gradients, gradients.sole_cuda)
+
+
+class _Cuda(CudaEngine):
+    def __init__(self, gradients: Gradients, device: int) -> None:
+        super().__init__(gradients.core, device)
+        self.gradients = gradients
+
+    def scale_(self, factor: torch.Tensor) -> None:
+        super().scale_(factor)
+        engine.written(self.gradients)
 
 
 @dataclass
@@ -65,8 +80,9 @@ class Judge:
 
     def __init__(self, tail: message.Tail, ranks: int, maximum: bool, device: torch.device) -> None:
         good, fixed = message.expected(tail, ranks, maximum)
-        words = torch.tensor([tail.words(maximum), good, fixed], dtype=torch.int64)
-        self.sent, self.good, self.fixed = words.to(device)
+        rows = [tail.words(maximum), good, fixed]
+        words = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.sent, self.good, self.fixed = words.to(device, non_blocking=True)
         self.maximum = maximum
 
     def vector(self, sums: torch.Tensor) -> torch.Tensor:
@@ -104,7 +120,7 @@ class Deferred:
         return None if pending is None else pending.read()
 
     def clip_(self, engine: DeviceEngine, mine: Contribution, device: torch.device) -> torch.Tensor:
-        """Clip; float64[3] as `DeviceEngine.finish` gives.
+        """Clip; float64[4] as `DeviceEngine.finish` gives.
 
         While a CUDA graph is captured there is no verdict to keep: its replays judge on the device.
         """

@@ -49,9 +49,14 @@ impl Segment {
         self,
         chunk_elements: u64,
     ) -> impl ExactSizeIterator<Item = Chunk> + DoubleEndedIterator {
-        let cut = Cut::new(self.layout, chunk_elements.max(1));
+        let cut = self.cut(chunk_elements);
         // At least one element a chunk, below 2^56 elements: fits a 64-bit usize.
         (0..cut.count as usize).map(move |index| self.chunk(cut, index as u64))
+    }
+
+    /// How it is cut into chunks of at most `chunk_elements` elements (0 is taken as 1).
+    pub fn cut(&self, chunk_elements: u64) -> Cut {
+        Cut::new(self.layout, chunk_elements.max(1))
     }
 
     fn chunk(&self, cut: Cut, index: u64) -> Chunk {
@@ -78,12 +83,16 @@ impl Segment {
 }
 
 /// How a layout is cut: each row in `pieces` of `row_length`, or `rows` whole rows together.
-#[derive(Clone, Copy)]
-struct Cut {
-    rows: u64,
-    row_length: u64,
-    pieces: u64,
-    count: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Rows of a chunk, at most.
+    pub rows: u64,
+    /// Elements of a row's piece, at most.
+    pub row_length: u64,
+    /// Pieces of a row.
+    pub pieces: u64,
+    /// Chunks in all.
+    pub count: u64,
 }
 
 impl Cut {

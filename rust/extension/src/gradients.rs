@@ -1,10 +1,11 @@
 //! `Gradients`: a list of gradients, read and planned, with the CPU engine behind it.
 
 use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
-use gradclip_core::plan::{Chunk, DevicePlan, Plan, Route};
+use gradclip_core::plan::{Chunk, Device, DevicePlan, Plan, Route};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
+use crate::cuda::{WorkList, segments_of, work_lists};
 use crate::errors::plan_error;
 use crate::sums::{PowerScale, Sums, kind};
 use crate::tensors::{Gradient, Names, gradients_from, gradients_of};
@@ -125,6 +126,59 @@ impl Gradients {
             .any(|device| device.device.is_cuda())
     }
 
+    /// The CUDA devices with fused work, by index, in list order.
+    #[getter]
+    fn cuda_devices(&self) -> Vec<i32> {
+        let devices = self.plan.devices.iter().map(|device| device.device);
+        devices
+            .filter(|device| device.is_cuda())
+            .map(|device| device.index)
+            .collect()
+    }
+
+    /// Whether fused work lies on the CPU.
+    #[getter]
+    fn on_cpu(&self) -> bool {
+        self.cpu().next().is_some()
+    }
+
+    /// Places in `tensors` of those whose fused work lies on a CUDA device.
+    #[getter]
+    fn cuda_places(&self) -> Vec<usize> {
+        let is_fused = |tensor: usize| self.plan.tensors[tensor].route() == Route::Fused;
+        let planned = self.planned.iter().enumerate();
+        planned
+            .filter(|&(tensor, &place)| is_fused(tensor) && self.is_on_cuda(place))
+            .map(|(_, &place)| place)
+            .collect()
+    }
+
+    /// For each planned gradient, its place in `tensors`: what the tensor number in a work list stands for.
+    #[getter]
+    fn planned_places(&self) -> Vec<usize> {
+        self.planned.clone()
+    }
+
+    /// What kernels on a CUDA device walk to sum (or, with `scales`, to write) gradients: a list an element type, where
+    /// `reals` takes complex elements as two.
+    fn work_lists(
+        &self,
+        device: i32,
+        scales: bool,
+        chunk: u64,
+        reals: bool,
+    ) -> PyResult<Vec<WorkList>> {
+        let plan = self
+            .plan
+            .devices
+            .iter()
+            .find(|plan| plan.device == Device::cuda(device));
+        plan.map_or_else(
+            || Ok(Vec::new()),
+            |plan| work_lists(segments_of(plan, scales), chunk, reals),
+        )
+    }
+
     /// Sums of the gradients that the CPU engine handles, on at most `threads` threads.
     #[pyo3(signature = (norm_type, threads, scale=None))]
     fn sums(
@@ -239,6 +293,13 @@ impl Gradients {
             plan,
             planned,
         })
+    }
+
+    fn is_on_cuda(&self, place: usize) -> bool {
+        self.gradients[place]
+            .descriptor
+            .as_ref()
+            .is_some_and(|descriptor| descriptor.device.is_cuda())
     }
 
     fn cpu(&self) -> impl Iterator<Item = &DevicePlan> {

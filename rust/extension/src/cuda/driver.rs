@@ -8,9 +8,6 @@ use std::sync::OnceLock;
 use libloading::Library;
 use thiserror::Error;
 
-/// The address of device memory.
-pub type DevicePointer = u64;
-
 type Status = c_int;
 type Handle = *mut c_void;
 
@@ -93,7 +90,6 @@ functions! {
     launch_kernel = b"cuLaunchKernel\0": fn(
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
-    copy_to_device = b"cuMemcpyHtoDAsync_v2\0": fn(DevicePointer, *const c_void, usize, Handle);
     error_string = b"cuGetErrorString\0": fn(Status, *mut *const c_char);
 }
 
@@ -123,14 +119,17 @@ impl Driver {
     /// No driver, or one that is too old or does not start.
     pub fn get() -> Result<&'static Driver, DriverError> {
         static DRIVER: OnceLock<Result<Driver, DriverError>> = OnceLock::new();
-        DRIVER.get_or_init(Driver::open).as_ref().map_err(Clone::clone)
+        DRIVER
+            .get_or_init(Driver::open)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     fn open() -> Result<Driver, DriverError> {
         let mut reason = String::new();
         for name in LIBRARIES {
             // SAFETY: the system's CUDA driver; its initialisers are what every CUDA program runs.
-            match unsafe { Library::new(name) } {
+            match unsafe { Library::new(*name) } {
                 Ok(library) => {
                     let driver = Driver::load(library)?;
                     // SAFETY: takes no pointers.
@@ -153,9 +152,15 @@ impl Driver {
         let message = match text.is_null() {
             true => "unknown error".into(),
             // SAFETY: not null, so the driver's own zero-terminated string.
-            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+            false => unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned(),
         };
-        Err(DriverError::Call { function, status, message })
+        Err(DriverError::Call {
+            function,
+            status,
+            message,
+        })
     }
 
     fn attribute(&self, device: c_int, attribute: c_int) -> Result<u32, DriverError> {
@@ -186,14 +191,23 @@ impl Context {
         let driver = Driver::get()?;
         let mut device = 0;
         // SAFETY: writes one integer.
-        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, index) })?;
+        driver.check("cuDeviceGet", unsafe {
+            (driver.device_get)(&mut device, index)
+        })?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.primary_retain)(&mut handle, device) })?;
+        driver.check("cuDevicePrimaryCtxRetain", unsafe {
+            (driver.primary_retain)(&mut handle, device)
+        })?;
         let major = driver.attribute(device, CAPABILITY_MAJOR)?;
         let minor = driver.attribute(device, CAPABILITY_MINOR)?;
         let multiprocessors = driver.attribute(device, MULTIPROCESSORS)?;
-        Ok(Context { driver, handle: handle as usize, architecture: 10 * major + minor, multiprocessors })
+        Ok(Context {
+            driver,
+            handle: handle as usize,
+            architecture: 10 * major + minor,
+            multiprocessors,
+        })
     }
 
     /// Makes the context current on this thread until the guard is dropped; the caller's comes back then.
@@ -202,7 +216,9 @@ impl Context {
     /// The driver refuses.
     pub fn enter(&self) -> Result<Entered<'_>, DriverError> {
         // SAFETY: the handle is that of a retained context.
-        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.context_push)(self.handle as Handle) })?;
+        self.driver.check("cuCtxPushCurrent", unsafe {
+            (self.driver.context_push)(self.handle as Handle)
+        })?;
         Ok(Entered { context: self })
     }
 }
@@ -229,13 +245,17 @@ impl Entered<'_> {
         let driver = self.context.driver;
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the driver reads an ELF image, whose headers bound it, and copies what it needs.
-        driver.check("cuModuleLoadData", unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) })?;
+        driver.check("cuModuleLoadData", unsafe {
+            (driver.module_load)(&mut module, image.as_ptr().cast())
+        })?;
         // SAFETY: the module was just loaded; the name is zero-terminated.
         let status = unsafe { (driver.module_function)(&mut function, module, entry.as_ptr()) };
         driver.check("cuModuleGetFunction", status)?;
         if shared > SHARED_WITHOUT_ASKING {
             // SAFETY: the function was just found.
-            let status = unsafe { (driver.function_attribute)(function, MAX_DYNAMIC_SHARED, shared as c_int) };
+            let status = unsafe {
+                (driver.function_attribute)(function, MAX_DYNAMIC_SHARED, shared as c_int)
+            };
             driver.check("cuFuncSetAttribute", status)?;
         }
         Ok(Function(function as usize))
@@ -256,29 +276,20 @@ impl Entered<'_> {
         stream: Stream,
         parameters: &mut [*mut c_void],
     ) -> Result<(), DriverError> {
-        let Launch { grid, threads, shared } = launch;
+        let Launch {
+            grid,
+            threads,
+            shared,
+        } = launch;
         let (function, stream) = (function.0 as Handle, stream.0 as Handle);
         // SAFETY: handles of this context; the parameters are the caller's contract.
         let status = unsafe {
             let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-            (self.context.driver.launch_kernel)(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, extra)
+            (self.context.driver.launch_kernel)(
+                function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, extra,
+            )
         };
         self.context.driver.check("cuLaunchKernel", status)
-    }
-
-    /// Queues a copy to the device on a stream.
-    ///
-    /// # Errors
-    /// The driver refuses the copy.
-    ///
-    /// # Safety
-    /// `to` must have room for the bytes, and the host's bytes must stay as they are until the copy has run: pinned
-    /// memory, or memory that the driver stages at once.
-    pub unsafe fn copy_to_device(&self, to: DevicePointer, from: &[u8], stream: Stream) -> Result<(), DriverError> {
-        let driver = self.context.driver;
-        // SAFETY: the caller's contract.
-        let status = unsafe { (driver.copy_to_device)(to, from.as_ptr().cast(), from.len(), stream.0 as Handle) };
-        driver.check("cuMemcpyHtoDAsync", status)
     }
 }
 

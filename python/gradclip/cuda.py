@@ -1,0 +1,209 @@
+"""The CUDA engine: gradients on one device, summed and written by the kernels of the wheel.
+
+Nothing here waits for the device. Kernels run on torch's current stream; their memory comes from
+torch's allocator, so it may be reused as soon as the stream has passed them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradclip import _core, images, work
+from gradclip.parameters import warn
+
+_NOTHING, _COLLECT, _FINISH = range(3)
+"""What the last program of a sum does: leave the stripes, write the sums, or the total too."""
+
+_KINDS = {0.0: "count", 1.0: "sums_1", 2.0: "sums_2", 3.0: "sums_3", math.inf: "max"} | {
+    -math.inf: "min"
+}
+_NO_KERNEL = {"sums_3_float64"}
+_POWER = 3
+_POWER_KINDS = {0.0: 0, 1.0: 1, math.inf: 4, -math.inf: 5}
+"""How kernels of powers call the kinds that they take for complex elements."""
+
+_SIGN_BIT = -(2**63)
+"""Flipped in extreme keys while kernels add to them, so that zero is none."""
+
+_FACTOR = 2
+"""Place of the factor in a result: total, coefficient, factor, float32 total."""
+
+
+class _Kernel(NamedTuple):
+    launch: _core.Kernel
+    chunk: int
+    parts: int
+
+
+@cache
+def _kernel(device: int, entry: str) -> _Kernel:
+    image = images.image_for(_core.architecture(device), entry)
+    loaded = _core.Kernel(
+        device,
+        image.symbol,
+        image.code,
+        threads=image.threads,
+        shared=image.shared,
+        programs=image.programs,
+        parameters=list(image.parameters),
+    )
+    return _Kernel(loaded, image.chunk, int(image.constants.get("PARTS", 1)))
+
+
+@cache
+def is_served(device: int) -> bool:
+    """Whether kernels run on a device; if not, the reference path does, and one warning says so.
+
+    Raises:
+        ImageError: the installed images are damaged.
+        RuntimeError: no CUDA driver.
+    """
+    try:
+        _kernel(device, "scale_float32")
+    except images.NoImageError as error:
+        warn(f"gradients on cuda:{device} are clipped by torch operations, slowly: {error}")
+        return False
+    return True
+
+
+def is_single_pass(core: _core.Gradients, norm_type: float) -> bool:
+    """Whether one pass gives the total; powers may need a second one, which the host decides."""
+    if core.first_complex is not None and norm_type != 2.0:
+        return False
+    kind = _KINDS.get(norm_type)
+    return kind is not None and not (core.has_double and f"{kind}_float64" in _NO_KERNEL)
+
+
+class CudaEngine:
+    """The gradients of a call that lie on one device.
+
+    Args:
+        core: gradients that were read and planned.
+        device: index of the CUDA device.
+    """
+
+    def __init__(self, core: _core.Gradients, device: int) -> None:
+        self.core = core
+        self.index = device
+        self.device = torch.device("cuda", device)
+
+    def sums(self, norm_type: float, scale: _core.PowerScale | None = None) -> Tensor:
+        """The carried sums of all elements: int64[144] on the device."""
+        output = torch.zeros(work.SUMS_LENGTH, dtype=torch.int64, device=self.device)
+        self._sum(norm_type, _COLLECT, scale=scale, output=output)
+        return output
+
+    def sums_each(self, norm_type: float, tensors: int) -> Tensor:
+        """The sums of each planned tensor, carries pending: int64[tensors, 144] on the device."""
+        shape = (tensors, work.SUMS_LENGTH)
+        details = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._sum(norm_type, _COLLECT, details=details)
+        details[:, work.EXTREME] ^= _SIGN_BIT
+        return details
+
+    def totals(self, norm_type: float, max_norm: float, eps: float, loss_scale: float) -> Tensor:
+        """What a clip comes to: float64[4] on the device.
+
+        The total of the unscaled gradients, the coefficient, what gradients are multiplied by, and
+        the total once more as float32, in the first half of the last place.
+        """
+        result = torch.empty(4, dtype=torch.float64, device=self.device)
+        self._sum(norm_type, _FINISH, (max_norm, eps, loss_scale), result=result)
+        return result
+
+    def scale_(self, factor: Tensor) -> None:
+        """Multiplies all gradients by a 0-dim float64 tensor on the device; 1 writes nothing."""
+        self._change("scale", factor.data_ptr())
+
+    def scale_by_result_(self, result: Tensor) -> None:
+        """Multiplies all gradients by the factor of `totals`."""
+        self._change("scale", result.data_ptr() + _FACTOR * result.element_size())
+
+    def clamp_(self, limit: float) -> None:
+        """Limits every element to [-limit, limit], the limit rounded to the gradient's type."""
+        self._change("clamp", limit)
+
+    def finish(
+        self, sums: Tensor, norm_type: float, max_norm: float, eps: float, loss_scale: float
+    ) -> Tensor:
+        """As `totals`, from sums that were taken elsewhere; their carries may be pending."""
+        result = torch.empty(4, dtype=torch.float64, device=self.device)
+        stream = _core.current_stream(self.index)
+        space = work.workspace(self.device, stream)
+        stripe = space.stripes[: work.SUMS_LENGTH]
+        stripe.copy_(sums)
+        stripe[work.EXTREME] ^= _SIGN_BIT
+        kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
+        nothing = (0, 0, *space.addresses(0, space.output, result), 0, _FINISH)
+        kernel.launch(stream, 1, (*nothing, max_norm, eps, loss_scale))
+        return result
+
+    def _sum(
+        self,
+        norm_type: float,
+        then: int,
+        clip: tuple[float, float, float] = (math.inf, 0.0, 1.0),
+        *,
+        scale: _core.PowerScale | None = None,
+        output: Tensor | None = None,
+        details: Tensor | None = None,
+        result: Tensor | None = None,
+    ) -> None:
+        stream = _core.current_stream(self.index)
+        space = work.workspace(self.device, stream)
+        kind = _KINDS.get(norm_type, "")
+        last: tuple[float, ...] = clip
+        if scale is not None or not is_single_pass(self.core, norm_type):
+            kind, last = "powers", _power_arguments(norm_type, scale)
+        tables = self._tables(kind, scales=False)
+        if not tables and output is not None:
+            output[work.EXTREME] = _SIGN_BIT
+        addresses = space.addresses(
+            0 if details is None else details.data_ptr(),
+            space.output if output is None else output,
+            space.result if result is None else result,
+        )
+        for place, (kernel, table) in enumerate(tables):
+            ends = then if place == len(tables) - 1 else _NOTHING
+            arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
+            kernel.launch.launch(stream, table.chunks, arguments)
+
+    def _change(self, name: str, number: int | float) -> None:
+        stream = _core.current_stream(self.index)
+        for kernel, table in self._tables(name, scales=True):
+            limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
+            arguments = (table.segments, table.owners, limit, table.chunks)
+            kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
+
+    def _tables(self, kind: str, *, scales: bool) -> list[tuple[_Kernel, work.Table]]:
+        """A kernel for each element type, with its work list on the device."""
+        listed = self._lists(kind, scales, _kernel(self.index, f"{kind}_float32").chunk)
+        return [
+            (_kernel(self.index, f"{kind}_{one.dtype}"), work.table_of(self.device, one))
+            for one in listed
+        ]
+
+    def _lists(self, kind: str, scales: bool, chunk: int) -> list[_core.WorkList]:
+        """Work lists in chunks of the size that each element type's kernel takes."""
+        reals = kind != "powers"
+        lists = self.core.work_lists(self.index, scales, chunk, reals)
+        for place, one in enumerate(lists):
+            own = _kernel(self.index, f"{kind}_{one.dtype}").chunk
+            if own != chunk:
+                lists[place] = self.core.work_lists(self.index, scales, own, reals)[place]
+        return lists
+
+
+def _power_arguments(
+    norm_type: float, scale: _core.PowerScale | None
+) -> tuple[int, float, int, float]:
+    """What kernels of powers take: kind, p, and what magnitudes are divided by."""
+    kind = _POWER_KINDS.get(norm_type, _POWER)
+    exponent = 0 if scale is None or scale.exponent is None else scale.exponent
+    divisor = 0.0 if scale is None or scale.divisor is None else scale.divisor
+    return kind, norm_type if kind == _POWER else 0.0, exponent, divisor

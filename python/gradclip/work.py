@@ -1,0 +1,112 @@
+"""What kernels need in device memory besides gradients: work lists and a workspace."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gradclip import _core
+
+SUMS_LENGTH = 144
+EXTREME = 141
+"""Place of the extreme key in the sums."""
+
+_STRIPES = 16
+_SCRATCH = 256
+_KEPT_TABLES = 32
+
+
+class Table:
+    """A work list on a device. It is written once, and may be read by any stream after that."""
+
+    def __init__(self, device: torch.device, listed: _core.WorkList) -> None:
+        self.listed = listed
+        self.dtype = listed.dtype
+        self.chunks = listed.chunks
+        host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
+        listed.write_to(host.data_ptr(), host.numel())
+        self.memory = host.to(device, non_blocking=True)
+        self.segments = self.memory.data_ptr()
+        self.owners = self.segments + listed.owners_offset
+        self.stream = torch.cuda.current_stream(device)
+        self.written = self.stream.record_event()
+        self.captured = False
+
+    def use(self, device: torch.device) -> None:
+        """Orders the current stream after the upload."""
+        if torch.cuda.is_current_stream_capturing():
+            self.captured = True
+            return
+        stream = torch.cuda.current_stream(device)
+        if stream != self.stream:
+            stream.wait_event(self.written)
+            self.memory.record_stream(stream)
+
+
+_tables: dict[torch.device, OrderedDict[int, Table]] = {}
+
+
+def table_of(device: torch.device, listed: _core.WorkList) -> Table:
+    """The work list in device memory: the one uploaded before, if it is the same.
+
+    Raises:
+        RuntimeError: a new list while a CUDA graph is captured, which cannot hold the upload.
+    """
+    known = _tables.setdefault(device, OrderedDict())
+    for key, table in known.items():
+        if table.listed.same_as(listed):
+            known.move_to_end(key)
+            table.use(device)
+            return table
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "these gradients were not clipped before the CUDA graph was captured; call the same "
+            "function on them once before the capture, without freeing them in between"
+        )
+    table = known[id(listed)] = Table(device, listed)
+    _forget(known)
+    return table
+
+
+def _forget(known: OrderedDict[int, Table]) -> None:
+    """Drops the lists that were used longest ago, but none that a captured graph reads."""
+    for key in [key for key, table in known.items() if not table.captured][:-_KEPT_TABLES]:
+        del known[key]
+
+
+class Workspace:
+    """Memory that kernels leave as they found it: zeros where they add."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stripes = torch.zeros(_STRIPES * SUMS_LENGTH, dtype=torch.int64, device=device)
+        self.turns = torch.zeros(2, dtype=torch.int32, device=device)
+        self.scratch = torch.empty(_SCRATCH, dtype=torch.int64, device=device)
+        self.output = torch.empty(SUMS_LENGTH, dtype=torch.int64, device=device)
+        self.result = torch.empty(4, dtype=torch.float64, device=device)
+
+    def addresses(self, details: int, output: Tensor, result: Tensor) -> tuple[int, ...]:
+        """The arguments of a sum from `stripes` to `result`, in the kernels' order."""
+        zeroed = self.stripes.data_ptr(), details, self.turns.data_ptr()
+        return (*zeroed, self.scratch.data_ptr(), output.data_ptr(), result.data_ptr())
+
+
+_workspaces: dict[tuple[torch.device, int], Workspace] = {}
+
+
+def workspace(device: torch.device, stream: int) -> Workspace:
+    """The workspace of a stream; a captured graph gets one of its own, zeroed at each replay."""
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace(device)
+    key = (device, stream)
+    if key not in _workspaces:
+        _workspaces[key] = Workspace(device)
+    return _workspaces[key]
+
+
+@cache
+def rounded(number: float, dtype: str) -> float:
+    """A number rounded to an element type."""
+    return float(torch.tensor(number, dtype=getattr(torch, dtype)))
