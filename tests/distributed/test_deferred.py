@@ -40,7 +40,10 @@ class StandIn:
         assert total is not None
         total /= loss_scale
         coefficient = _core.coefficient(total, max_norm, eps)
-        return torch.tensor([total, coefficient, coefficient / loss_scale], dtype=torch.float64)
+        numbers = [total, coefficient, coefficient / loss_scale, 0.0]
+        result = torch.tensor(numbers, dtype=torch.float64)
+        result.view(torch.float32)[6] = total
+        return result
 
     def scale_(self, factor: torch.Tensor) -> None:
         engine.scale_(self.gradients, factor.item())
