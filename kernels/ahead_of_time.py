@@ -40,12 +40,13 @@ def main(arguments=None):
     options = _options(arguments)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # a third of an image, for debuggers only
     os.environ.pop("TRITON_INTERPRET", None)
-    from .compiler import CompileError, triton  # after the environment is set
+    from .compiler import ENTRIES, CompileError, triton  # after the environment is set
 
     start = time.monotonic()
     serves = {device: SERVES[device] for device in options.archs}
+    names = options.entries or [entry.name for entry in ENTRIES]
     try:
-        images = compile_all(sorted({*serves.values()}), options.cache)
+        images = compile_all(names, sorted({*serves.values()}), options.cache)
     except CompileError as error:
         print(f"kernels.ahead_of_time: {error}", file=sys.stderr)
         return 1
@@ -69,20 +70,21 @@ def _options(arguments):
         default=list(SERVES),
         help=f"devices, of {','.join(map(str, SERVES))}",
     )
+    parser.add_argument(
+        "--entries", type=lambda text: text.split(","), help="only these, to try things out"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.archs) - set(SERVES):
         parser.error(f"unknown architectures {sorted(unknown)}; known are {sorted(SERVES)}")
     return options
 
 
-def compile_all(architectures, cache, processes=None):
-    """(manifest line, code) of every entry for every architecture, on all cores."""
-    from .compiler import ENTRIES
-
-    jobs = [(entry.name, number, cache) for entry in ENTRIES for number in architectures]
+def compile_all(names, architectures, cache):
+    """(manifest line, code) of these entries for each of the architectures, on all cores."""
+    jobs = [(name, architecture, cache) for name in names for architecture in architectures]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["TRITON_CACHE_DIR"] = scratch  # the images are what is kept
-        with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(_compile_one, jobs))
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import triton
@@ -84,7 +85,8 @@ def _compile(entry, architecture):
     types |= dict.fromkeys(entry.constants, "constexpr")
     names = entry.kernel.arg_names
     if set(names) != set(types):
-        raise CompileError(f"entry `{entry.name}` names other arguments than its kernel")
+        other = ", ".join(sorted(set(names) ^ set(types)))
+        raise CompileError(f"entry `{entry.name}` and its kernel differ in arguments: {other}")
     source = ASTSource(
         entry.kernel,
         {name: types[name] for name in names},
@@ -161,8 +163,12 @@ def _kept(path):
 
 
 def _keep(path, facts, code):
-    """Written aside and renamed: no other process ever sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(json.dumps(facts).encode() + b"\n" + code)
-    Path(file.name).replace(path)
+    """Written aside and renamed: no other process ever sees half a file.
+
+    A folder that cannot be written costs the time to compile again, and no more.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(json.dumps(facts).encode() + b"\n" + code)
+        Path(file.name).replace(path)
