@@ -1,8 +1,10 @@
 """Gradients spread over ranks: who counts what, and the one collective that sums it.
 
-`ownership` decides which elements a rank counts, `message` is the vector that is reduced,
-`transport` reduces it, `failure` makes every rank raise the same words, `verification` compares
-copies, `partial` reduces pending sums first, and `plan` ties them to a list of parameters.
+From the bottom up: `copies` and `placements` tell who holds what, `ownership` which elements a rank
+counts, `plan` keeps that for a list of parameters. `message` is the vector, `transport` reduces it,
+`verification` compares copies in it, `partial` reduces pending sums before it. `contribution` is
+what one rank brings, `exchange` the rounds that carry it, `failure` how all ranks raise the same,
+`deferred` the same on a device that nobody waits for. `session` finds the plan of a call.
 """
 
 from gradclip.sharding.failure import ShardedClipError
