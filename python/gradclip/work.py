@@ -57,7 +57,7 @@ def table_of(device: torch.device, listed: _core.WorkList) -> Table:
     """
     known = _tables.setdefault(device, OrderedDict())
     for key, table in known.items():
-        if table.listed.same_as(listed):
+        if table.listed is listed or table.listed.same_as(listed):
             known.move_to_end(key)
             table.use(device)
             return table

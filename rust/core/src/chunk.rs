@@ -45,10 +45,7 @@ impl Chunk {
 impl Segment {
     /// The chunks of at most `chunk_elements` elements (0 is taken as 1), in the order of memory. Runs are cut at
     /// multiples of `chunk_elements` from their start, which keeps their alignment; short rows stay whole.
-    pub fn chunks(
-        self,
-        chunk_elements: u64,
-    ) -> impl ExactSizeIterator<Item = Chunk> + DoubleEndedIterator {
+    pub fn chunks(self, chunk_elements: u64) -> impl ExactSizeIterator<Item = Chunk> + DoubleEndedIterator {
         let cut = self.cut(chunk_elements);
         // At least one element a chunk, below 2^56 elements: fits a 64-bit usize.
         (0..cut.count as usize).map(move |index| self.chunk(cut, index as u64))
@@ -72,11 +69,7 @@ impl Segment {
             address: self.address + offset * self.dtype.bytes() as u64,
             rows,
             row_length,
-            row_stride: if rows == 1 {
-                row_length
-            } else {
-                layout.row_stride
-            },
+            row_stride: if rows == 1 { row_length } else { layout.row_stride },
             weight: layout.weight,
         }
     }
@@ -99,17 +92,8 @@ impl Cut {
     fn new(layout: Layout, chunk_elements: u64) -> Self {
         let row_length = layout.row_length.clamp(1, chunk_elements);
         let pieces = layout.row_length.div_ceil(row_length).max(1);
-        let rows = if pieces == 1 {
-            (chunk_elements / row_length).min(layout.rows).max(1)
-        } else {
-            1
-        };
-        Cut {
-            rows,
-            row_length,
-            pieces,
-            count: layout.rows.div_ceil(rows) * pieces,
-        }
+        let rows = if pieces == 1 { (chunk_elements / row_length).min(layout.rows).max(1) } else { 1 };
+        Cut { rows, row_length, pieces, count: layout.rows.div_ceil(rows) * pieces }
     }
 }
 
@@ -119,26 +103,11 @@ mod tests {
 
     /// Offset in elements, rows, row length and row stride of each chunk of at most 64 elements.
     fn cuts(rows: u64, row_length: u64, row_stride: u64) -> Vec<[u64; 4]> {
-        let layout = Layout {
-            rows,
-            row_length,
-            row_stride,
-            weight: 3,
-        };
-        let segment = Segment {
-            tensor: 0,
-            dtype: DType::F32,
-            address: 256,
-            layout,
-        };
+        let layout = Layout { rows, row_length, row_stride, weight: 3 };
+        let segment = Segment { tensor: 0, dtype: DType::F32, address: 256, layout };
         let flat = |chunk: Chunk| {
             assert_eq!(chunk.weight, 3);
-            [
-                (chunk.address - 256) / 4,
-                chunk.rows,
-                chunk.row_length,
-                chunk.row_stride,
-            ]
+            [(chunk.address - 256) / 4, chunk.rows, chunk.row_length, chunk.row_stride]
         };
         segment.chunks(64).map(flat).collect()
     }
@@ -146,32 +115,18 @@ mod tests {
     #[test]
     fn runs_are_cut_at_multiples_of_the_chunk() {
         assert_eq!(cuts(1, 64, 64), [[0, 1, 64, 64]]);
-        assert_eq!(
-            cuts(1, 130, 130),
-            [[0, 1, 64, 64], [64, 1, 64, 64], [128, 1, 2, 2]]
-        );
+        assert_eq!(cuts(1, 130, 130), [[0, 1, 64, 64], [64, 1, 64, 64], [128, 1, 2, 2]]);
     }
 
     #[test]
     fn short_rows_stay_whole() {
-        assert_eq!(
-            cuts(5, 30, 100),
-            [[0, 2, 30, 100], [200, 2, 30, 100], [400, 1, 30, 30]]
-        );
+        assert_eq!(cuts(5, 30, 100), [[0, 2, 30, 100], [200, 2, 30, 100], [400, 1, 30, 30]]);
         assert_eq!(cuts(70, 1, 2), [[0, 64, 1, 2], [128, 6, 1, 2]]);
     }
 
     #[test]
     fn long_rows_are_cut_within() {
-        assert_eq!(
-            cuts(2, 65, 100),
-            [
-                [0, 1, 64, 64],
-                [64, 1, 1, 1],
-                [100, 1, 64, 64],
-                [164, 1, 1, 1]
-            ]
-        );
+        assert_eq!(cuts(2, 65, 100), [[0, 1, 64, 64], [64, 1, 1, 1], [100, 1, 64, 64], [164, 1, 1, 1]]);
     }
 
     #[test]
@@ -181,19 +136,8 @@ mod tests {
 
     #[test]
     fn elements_past_32_bits_are_counted_in_full() {
-        let layout = Layout {
-            rows: 1,
-            row_length: (1 << 33) + 5,
-            row_stride: (1 << 33) + 5,
-            weight: 1,
-        };
-        let mut chunks = Segment {
-            tensor: 0,
-            dtype: DType::C128,
-            address: 16,
-            layout,
-        }
-        .chunks(1 << 18);
+        let layout = Layout { rows: 1, row_length: (1 << 33) + 5, row_stride: (1 << 33) + 5, weight: 1 };
+        let mut chunks = Segment { tensor: 0, dtype: DType::C128, address: 16, layout }.chunks(1 << 18);
         assert_eq!(chunks.len(), (1 << 15) + 1);
         let last = chunks.next_back().unwrap();
         assert_eq!((last.address, last.row_length), (16 + (16 << 33), 5));

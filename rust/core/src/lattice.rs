@@ -112,11 +112,7 @@ fn pair_meets(fine: Dim, coarse: Dim, low: i128, high: i128) -> bool {
     let start = ceil_div(low, a).max(0);
     let rest = (a * start - low).rem_euclid(b);
     let width = high - low;
-    let wait = if rest <= width {
-        Some(0)
-    } else {
-        first_residue_within(a, b, b - rest, b - rest + width)
-    };
+    let wait = if rest <= width { Some(0) } else { first_residue_within(a, b, b - rest, b - rest + width) };
     wait.is_some_and(|wait| {
         let x = start + wait;
         let z = ceil_div(a * x - high, b).max(0);
@@ -195,10 +191,7 @@ mod tests {
     #[test]
     fn a_spent_budget_is_undecided() {
         let strides = [1009, 1511, 2003, 2503];
-        let dims = strides
-            .map(|stride| Dim { size: 900, stride })
-            .into_iter()
-            .collect();
+        let dims = strides.map(|stride| Dim { size: 900, stride }).into_iter().collect();
         assert_eq!(contains(dims, 3_000_000, &mut Budget(1)), Err(Undecided));
     }
 }

@@ -22,12 +22,7 @@ pub struct Layout {
 
 impl Layout {
     /// The layout of no elements.
-    pub const EMPTY: Layout = Layout {
-        rows: 0,
-        row_length: 0,
-        row_stride: 0,
-        weight: 1,
-    };
+    pub const EMPTY: Layout = Layout { rows: 0, row_length: 0, row_stride: 0, weight: 1 };
 
     /// Elements in memory, each once.
     pub const fn elements(&self) -> u64 {
@@ -35,12 +30,7 @@ impl Layout {
     }
 
     fn run(length: u64, weight: u64) -> Self {
-        Layout {
-            rows: 1,
-            row_length: length,
-            row_stride: length,
-            weight,
-        }
+        Layout { rows: 1, row_length: length, row_stride: length, weight }
     }
 }
 
@@ -78,9 +68,7 @@ pub enum LayoutError {
     #[error("overlaps itself in memory; replace it with a copy, for instance by `.contiguous()`")]
     OverlapsItself,
     /// Interleaved strides for which the search ended without an answer.
-    #[error(
-        "has interleaved strides that may overlap; replace it with a copy, for instance by `.contiguous()`"
-    )]
+    #[error("has interleaved strides that may overlap; replace it with a copy, for instance by `.contiguous()`")]
     OverlapUndecided,
 }
 
@@ -100,10 +88,7 @@ pub struct Memory {
 impl Memory {
     /// Takes the expanded dimensions out, sorts by stride, and joins what continues without a gap.
     pub fn of(dims: impl IntoIterator<Item = Dim>) -> Self {
-        let mut memory = Memory {
-            dims: Dims::new(),
-            weight: 1,
-        };
+        let mut memory = Memory { dims: Dims::new(), weight: 1 };
         for dim in dims {
             match dim {
                 Dim { stride: 0, size } => memory.weight *= size,
@@ -135,9 +120,7 @@ impl Memory {
             [run] if run.stride == 1 => Ok(Layout::run(run.size, self.weight)),
             [rows] => Ok(rows_of(1, *rows)),
             [run, rows] if run.stride == 1 => Ok(rows_of(run.size, *rows)),
-            [inner, ..] => Err(TooManyDims(
-                self.dims.len() + usize::from(inner.stride != 1),
-            )),
+            [inner, ..] => Err(TooManyDims(self.dims.len() + usize::from(inner.stride != 1))),
         }
     }
 
@@ -157,12 +140,7 @@ impl Memory {
 
     /// With differences d of indices: `stride_k * d_k = Σ_j stride_j * d_j` for j < k, d_k >= 1, |d_j| < size_j. Counted
     /// from their ends, all unknowns start at 0 and the sum is `reach`, the extent of the dimensions up to k.
-    fn is_undone_below(
-        &self,
-        k: usize,
-        reach: u64,
-        budget: &mut Budget,
-    ) -> Result<bool, Undecided> {
+    fn is_undone_below(&self, k: usize, reach: u64, budget: &mut Budget) -> Result<bool, Undecided> {
         let mut dims: Dims = self.dims[..=k].into();
         for dim in &mut dims[..k] {
             dim.size = 2 * dim.size - 1;
@@ -197,46 +175,26 @@ impl Strided {
         let last = last_offset(&logical).ok_or(LayoutError::TooLarge)?;
         let memory = Memory::of(logical.iter().copied());
         match memory.overlaps_itself(budget) {
-            Ok(false) => Ok(Strided {
-                logical,
-                memory,
-                elements,
-                last,
-            }),
+            Ok(false) => Ok(Strided { logical, memory, elements, last }),
             Ok(true) => Err(LayoutError::OverlapsItself),
             Err(Undecided) => Err(LayoutError::OverlapUndecided),
         }
     }
 
     fn empty() -> Self {
-        let memory = Memory {
-            dims: Dims::new(),
-            weight: 1,
-        };
-        Strided {
-            logical: Dims::new(),
-            memory,
-            elements: 0,
-            last: 0,
-        }
+        let memory = Memory { dims: Dims::new(), weight: 1 };
+        Strided { logical: Dims::new(), memory, elements: 0, last: 0 }
     }
 
     /// Where the elements stand, each address once.
     pub fn layout(&self) -> Result<Layout, TooManyDims> {
-        if self.elements == 0 {
-            Ok(Layout::EMPTY)
-        } else {
-            self.memory.layout()
-        }
+        if self.elements == 0 { Ok(Layout::EMPTY) } else { self.memory.layout() }
     }
 }
 
 fn check_signs(sizes: &[i64], strides: &[i64]) -> Result<(), LayoutError> {
     if sizes.len() != strides.len() {
-        return Err(LayoutError::RankMismatch {
-            sizes: sizes.len(),
-            strides: strides.len(),
-        });
+        return Err(LayoutError::RankMismatch { sizes: sizes.len(), strides: strides.len() });
     }
     for (dim, (&size, &stride)) in sizes.iter().zip(strides).enumerate() {
         if size < 0 {
@@ -251,9 +209,7 @@ fn check_signs(sizes: &[i64], strides: &[i64]) -> Result<(), LayoutError> {
 
 /// Elements of a tensor, if they can be counted in an `i64`.
 fn count(sizes: &[i64]) -> Option<u64> {
-    let elements = sizes
-        .iter()
-        .try_fold(1i64, |product, &size| product.checked_mul(size))?;
+    let elements = sizes.iter().try_fold(1i64, |product, &size| product.checked_mul(size))?;
     Some(elements.unsigned_abs())
 }
 
@@ -262,18 +218,12 @@ fn count(sizes: &[i64]) -> Option<u64> {
 pub(crate) fn join_neighbours(sizes: &[i64], strides: &[i64]) -> Dims {
     let mut dims = Dims::new();
     for (size, stride) in sizes.iter().zip(strides).filter(|&(&size, _)| size != 1) {
-        let dim = Dim {
-            size: size.unsigned_abs(),
-            stride: stride.unsigned_abs(),
-        };
+        let dim = Dim { size: size.unsigned_abs(), stride: stride.unsigned_abs() };
         let span = dim.size.checked_mul(dim.stride);
         match dims.last_mut() {
             Some(outer) if span == Some(outer.stride) => {
                 let size = outer.size.saturating_mul(dim.size);
-                *outer = Dim {
-                    size,
-                    stride: dim.stride,
-                };
+                *outer = Dim { size, stride: dim.stride };
             }
             _ => dims.push(dim),
         }
@@ -283,9 +233,7 @@ pub(crate) fn join_neighbours(sizes: &[i64], strides: &[i64]) -> Dims {
 
 fn last_offset(dims: &[Dim]) -> Option<u64> {
     let add = |sum: u64, dim: &Dim| sum.checked_add((dim.size - 1).checked_mul(dim.stride)?);
-    dims.iter()
-        .try_fold(0, add)
-        .filter(|&last| last < OFFSET_LIMIT)
+    dims.iter().try_fold(0, add).filter(|&last| last < OFFSET_LIMIT)
 }
 
 #[cfg(test)]
@@ -293,9 +241,7 @@ mod tests {
     use super::*;
 
     fn layout(sizes: &[i64], strides: &[i64]) -> Result<Layout, TooManyDims> {
-        Strided::new(sizes, strides, &mut Budget::default())
-            .unwrap()
-            .layout()
+        Strided::new(sizes, strides, &mut Budget::default()).unwrap().layout()
     }
 
     fn refusal(sizes: &[i64], strides: &[i64]) -> LayoutError {
@@ -303,12 +249,7 @@ mod tests {
     }
 
     fn rows(rows: u64, row_length: u64, row_stride: u64) -> Result<Layout, TooManyDims> {
-        Ok(Layout {
-            rows,
-            row_length,
-            row_stride,
-            weight: 1,
-        })
+        Ok(Layout { rows, row_length, row_stride, weight: 1 })
     }
 
     #[test]
@@ -329,21 +270,13 @@ mod tests {
 
     #[test]
     fn expanded_dimensions_become_a_weight() {
-        let expanded = Layout {
-            rows: 1,
-            row_length: 3,
-            row_stride: 3,
-            weight: 35,
-        };
+        let expanded = Layout { rows: 1, row_length: 3, row_stride: 3, weight: 35 };
         assert_eq!(layout(&[7, 3, 5], &[0, 1, 0]), Ok(expanded));
     }
 
     #[test]
     fn no_elements_no_rows() {
-        assert_eq!(
-            layout(&[3, 0, i64::MAX, i64::MAX], &[1, 1, 1, 1]),
-            Ok(Layout::EMPTY)
-        );
+        assert_eq!(layout(&[3, 0, i64::MAX, i64::MAX], &[1, 1, 1, 1]), Ok(Layout::EMPTY));
     }
 
     #[test]
@@ -363,34 +296,17 @@ mod tests {
 
     #[test]
     fn an_undecided_overlap_is_said_to_be_one() {
-        let strides = [
-            50_000_000_350_066,
-            55_000_006_172_055,
-            61_728_394_561_728,
-            67_283_945_617_000,
-            72_839_456_170_005,
-        ];
+        let strides =
+            [50_000_000_350_066, 55_000_006_172_055, 61_728_394_561_728, 67_283_945_617_000, 72_839_456_170_005];
         let error = Strided::new(&[150; 5], &strides, &mut Budget(100)).unwrap_err();
         assert_eq!(error, LayoutError::OverlapUndecided);
     }
 
     #[test]
     fn impossible_sizes_and_strides_are_refused() {
-        assert_eq!(
-            refusal(&[2, 3], &[1]),
-            LayoutError::RankMismatch {
-                sizes: 2,
-                strides: 1
-            }
-        );
-        assert_eq!(
-            refusal(&[2, -3], &[1, 1]),
-            LayoutError::NegativeSize { dim: 1, size: -3 }
-        );
-        assert_eq!(
-            refusal(&[2, 3], &[3, -1]),
-            LayoutError::NegativeStride { dim: 1, stride: -1 }
-        );
+        assert_eq!(refusal(&[2, 3], &[1]), LayoutError::RankMismatch { sizes: 2, strides: 1 });
+        assert_eq!(refusal(&[2, -3], &[1, 1]), LayoutError::NegativeSize { dim: 1, size: -3 });
+        assert_eq!(refusal(&[2, 3], &[3, -1]), LayoutError::NegativeStride { dim: 1, stride: -1 });
         assert_eq!(refusal(&[i64::MAX, 2], &[0, 0]), LayoutError::TooLarge);
         assert_eq!(refusal(&[2], &[1 << 56]), LayoutError::TooLarge);
         assert_eq!(refusal(&[i64::MAX], &[i64::MAX]), LayoutError::TooLarge);

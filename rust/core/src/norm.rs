@@ -49,9 +49,7 @@ impl NormKind {
             2.0 => NormKind::Squares,
             f64::INFINITY => NormKind::Max,
             f64::NEG_INFINITY => NormKind::Min,
-            _ if p > 0.0 && p.fract() == 0.0 && p <= f64::from(u32::MAX) => {
-                NormKind::Power(p as u32)
-            }
+            _ if p > 0.0 && p.fract() == 0.0 && p <= f64::from(u32::MAX) => NormKind::Power(p as u32),
             _ => NormKind::Real(p),
         })
     }
@@ -76,11 +74,7 @@ impl NormKind {
 
     /// The kind whose extreme magnitude leads the sum of powers: the largest for p > 0, the smallest for p < 0.
     pub fn leading(self) -> NormKind {
-        if self.p() < 0.0 {
-            NormKind::Min
-        } else {
-            NormKind::Max
-        }
+        if self.p() < 0.0 { NormKind::Min } else { NormKind::Max }
     }
 
     /// The scale that brings the terms of a list into range, from the magnitude that leads it: the largest one for

@@ -41,19 +41,10 @@ pub struct Conflict {
 impl Footprint {
     /// The bytes of a tensor of elements of `bytes` bytes.
     pub fn new(start: u64, bytes: u64, memory: &Memory) -> Self {
-        let element = Dim {
-            size: bytes,
-            stride: 1,
-        };
-        let in_bytes = |dim: &Dim| Dim {
-            size: dim.size,
-            stride: dim.stride * bytes,
-        };
+        let element = Dim { size: bytes, stride: 1 };
+        let in_bytes = |dim: &Dim| Dim { size: dim.size, stride: dim.stride * bytes };
         let dims = memory.dims.iter().map(in_bytes);
-        Footprint {
-            start,
-            dims: Memory::of(std::iter::once(element).chain(dims)).dims,
-        }
+        Footprint { start, dims: Memory::of(std::iter::once(element).chain(dims)).dims }
     }
 
     /// Whether the two have a byte in common.
@@ -67,10 +58,7 @@ impl Footprint {
     }
 
     fn extent(&self) -> u64 {
-        self.dims
-            .iter()
-            .map(|dim| (dim.size - 1) * dim.stride)
-            .sum()
+        self.dims.iter().map(|dim| (dim.size - 1) * dim.stride).sum()
     }
 
     /// Row length and distance of rows, for a footprint of rows.
@@ -84,11 +72,7 @@ impl Footprint {
 
 /// Finds two tensors of a list that share memory. Sorts `spans`; asks for the footprints only of tensors whose spans
 /// intersect.
-pub fn check(
-    spans: &mut [Span],
-    footprint: impl Fn(u32) -> Footprint,
-    budget: &mut Budget,
-) -> Result<(), Conflict> {
+pub fn check(spans: &mut [Span], footprint: impl Fn(u32) -> Footprint, budget: &mut Budget) -> Result<(), Conflict> {
     spans.sort_unstable_by_key(|span| (span.space, span.start));
     let mut first = 0;
     let mut reach = 0;
@@ -104,11 +88,7 @@ pub fn check(
 }
 
 /// Checks spans, sorted by start, of which each meets the union of those before it.
-fn check_cluster(
-    spans: &[Span],
-    footprint: impl Fn(u32) -> Footprint,
-    budget: &mut Budget,
-) -> Result<(), Conflict> {
+fn check_cluster(spans: &[Span], footprint: impl Fn(u32) -> Footprint, budget: &mut Budget) -> Result<(), Conflict> {
     if spans.len() < 2 {
         return Ok(());
     }
@@ -129,11 +109,7 @@ fn check_cluster(
 }
 
 fn conflict(one: u32, other: u32, certain: bool) -> Conflict {
-    Conflict {
-        first: one.min(other),
-        second: one.max(other),
-        certain,
-    }
+    Conflict { first: one.min(other), second: one.max(other), certain }
 }
 
 /// Whether all are rows of one stride, in column ranges of their own: the many slices of one matrix, without looking at
@@ -146,20 +122,13 @@ fn are_separate_columns(footprints: &[Footprint]) -> bool {
         Some((length, stride)) if stride == pitch => Some((footprint.start % pitch, length)),
         _ => None,
     };
-    let Some(mut columns) = footprints
-        .iter()
-        .map(column)
-        .collect::<Option<SmallVec<[_; 16]>>>()
-    else {
+    let Some(mut columns) = footprints.iter().map(column).collect::<Option<SmallVec<[_; 16]>>>() else {
         return false;
     };
     columns.sort_unstable();
     let wrapped = (columns[0].0 + pitch, columns[0].1);
     let next = columns[1..].iter().chain(std::iter::once(&wrapped));
-    columns
-        .iter()
-        .zip(next)
-        .all(|(column, next)| column.0 + column.1 <= next.0)
+    columns.iter().zip(next).all(|(column, next)| column.0 + column.1 <= next.0)
 }
 
 #[cfg(test)]
@@ -177,53 +146,24 @@ mod tests {
         let meet = |one: Footprint, other| one.meets(&other, &mut Budget(0));
         // Distances without a common factor reach every byte in the end, those of equal rows never.
         assert_eq!(meet(rows(4096, 1_000_003), rows(4097, 1_000_006)), Ok(true));
-        assert_eq!(
-            meet(rows(4096, 1_000_006), rows(4_004_097, 1_000_006)),
-            Ok(false)
-        );
-        assert_eq!(
-            meet(rows(4096, 1_000_000), rows(4_004_100, 3_000_000)),
-            Ok(false)
-        );
-        assert_eq!(
-            meet(rows(4096, 1_000_000), rows(4_004_099, 3_000_000)),
-            Ok(true)
-        );
+        assert_eq!(meet(rows(4096, 1_000_006), rows(4_004_097, 1_000_006)), Ok(false));
+        assert_eq!(meet(rows(4096, 1_000_000), rows(4_004_100, 3_000_000)), Ok(false));
+        assert_eq!(meet(rows(4096, 1_000_000), rows(4_004_099, 3_000_000)), Ok(true));
     }
 
     #[test]
     fn an_undecided_pair_is_a_conflict_that_is_not_certain() {
         let dims = [(40, 1_000_003), (40, 1_100_009), (40, 1_210_001)];
         let list = [footprint(64, 4, &dims), footprint(71, 4, &dims)];
-        let span = |tensor| Span {
-            space: 0,
-            tensor,
-            start: 64 + 7 * u64::from(tensor),
-            end: 200_000_000,
-        };
-        let verdict = check(
-            &mut [span(1), span(0)],
-            |tensor| list[tensor as usize].clone(),
-            &mut Budget(3),
-        );
-        assert_eq!(
-            verdict,
-            Err(Conflict {
-                first: 0,
-                second: 1,
-                certain: false
-            })
-        );
+        let span = |tensor| Span { space: 0, tensor, start: 64 + 7 * u64::from(tensor), end: 200_000_000 };
+        let verdict = check(&mut [span(1), span(0)], |tensor| list[tensor as usize].clone(), &mut Budget(3));
+        assert_eq!(verdict, Err(Conflict { first: 0, second: 1, certain: false }));
     }
 
     #[test]
     fn columns_of_a_matrix_are_seen_to_be_separate() {
         let column = |start, width| footprint(start, 4, &[(width, 1), (8, 16)]);
-        assert!(are_separate_columns(&[
-            column(64, 3),
-            column(76, 10),
-            column(116, 3)
-        ]));
+        assert!(are_separate_columns(&[column(64, 3), column(76, 10), column(116, 3)]));
         assert!(!are_separate_columns(&[column(64, 4), column(76, 10)]));
         assert!(!are_separate_columns(&[column(64, 3), column(76, 14)]));
     }

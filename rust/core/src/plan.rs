@@ -42,16 +42,12 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// The chunks to sum, at most `chunk_elements` elements each.
     pub fn sum_chunks(&self, chunk_elements: u64) -> impl DoubleEndedIterator<Item = Chunk> + '_ {
-        self.sums
-            .iter()
-            .flat_map(move |segment| segment.chunks(chunk_elements))
+        self.sums.iter().flat_map(move |segment| segment.chunks(chunk_elements))
     }
 
     /// The chunks to scale, at most `chunk_elements` elements each.
     pub fn scale_chunks(&self, chunk_elements: u64) -> impl DoubleEndedIterator<Item = Chunk> + '_ {
-        self.scales
-            .iter()
-            .flat_map(move |segment| segment.chunks(chunk_elements))
+        self.scales.iter().flat_map(move |segment| segment.chunks(chunk_elements))
     }
 }
 
@@ -91,16 +87,8 @@ struct Planner {
 
 impl Planner {
     fn with_capacity(tensors: usize) -> Self {
-        let plan = Plan {
-            tensors: Vec::with_capacity(tensors),
-            devices: Vec::new(),
-        };
-        Planner {
-            plan,
-            spans: Vec::with_capacity(tensors),
-            spaces: Vec::new(),
-            budget: Budget::default(),
-        }
+        let plan = Plan { tensors: Vec::with_capacity(tensors), devices: Vec::new() };
+        Planner { plan, spans: Vec::with_capacity(tensors), spaces: Vec::new(), budget: Budget::default() }
     }
 
     fn add(&mut self, tensor: usize, descriptor: &Descriptor) -> Result<(), PlanError> {
@@ -108,10 +96,7 @@ impl Planner {
             .map_err(|error| PlanError::Layout { tensor, error })?;
         let owned = owned_range(tensor, descriptor, &strided)?;
         let reason = self.route(tensor, descriptor, &strided, owned)?;
-        self.plan.tensors.push(TensorPlan {
-            reason,
-            elements: strided.elements,
-        });
+        self.plan.tensors.push(TensorPlan { reason, elements: strided.elements });
         Ok(())
     }
 
@@ -127,9 +112,7 @@ impl Planner {
             return Ok(Reason::Empty);
         }
         if !descriptor.device.is_fusible() {
-            return Ok(Reason::Device {
-                kind: descriptor.device.kind,
-            });
+            return Ok(Reason::Device { kind: descriptor.device.kind });
         }
         let span = self.span(tensor, descriptor, strided)?;
         self.spans.push(span);
@@ -140,40 +123,22 @@ impl Planner {
             Ok(layout) => layout,
             Err(TooManyDims(dims)) => return Ok(Reason::Dims { dims }),
         };
-        Ok(
-            match self.file(tensor as u32, descriptor, strided, layout, owned) {
-                Ok(()) => Reason::of_layout(&layout),
-                Err(TooManyDims(dims)) => Reason::SliceDims { dims },
-            },
-        )
+        Ok(match self.file(tensor as u32, descriptor, strided, layout, owned) {
+            Ok(()) => Reason::of_layout(&layout),
+            Err(TooManyDims(dims)) => Reason::SliceDims { dims },
+        })
     }
 
     /// The bytes that the tensor spans.
-    fn span(
-        &mut self,
-        tensor: usize,
-        descriptor: &Descriptor,
-        strided: &Strided,
-    ) -> Result<Span, PlanError> {
+    fn span(&mut self, tensor: usize, descriptor: &Descriptor, strided: &Strided) -> Result<Span, PlanError> {
         let address = descriptor.address;
         if address == 0 {
             return Err(PlanError::NullPointer { tensor });
         }
         let extent = (strided.last + 1) * descriptor.dtype.bytes() as u64;
-        let end = address
-            .checked_add(extent)
-            .ok_or(PlanError::AddressOverflow { tensor, address })?;
-        let space = position_or_push(
-            &mut self.spaces,
-            |space| *space == descriptor.device,
-            || descriptor.device,
-        );
-        Ok(Span {
-            space: space as u32,
-            tensor: tensor as u32,
-            start: address,
-            end,
-        })
+        let end = address.checked_add(extent).ok_or(PlanError::AddressOverflow { tensor, address })?;
+        let space = position_or_push(&mut self.spaces, |space| *space == descriptor.device, || descriptor.device);
+        Ok(Span { space: space as u32, tensor: tensor as u32, start: address, end })
     }
 
     /// Files the segments of a fused tensor under its device.
@@ -185,46 +150,23 @@ impl Planner {
         layout: Layout,
         owned: Option<Range<u64>>,
     ) -> Result<(), TooManyDims> {
-        let segment = Segment {
-            tensor,
-            dtype: descriptor.dtype,
-            address: descriptor.address,
-            layout,
-        };
-        let pieces = owned
-            .map(|owned| slice::pieces(strided, owned))
-            .transpose()?;
+        let segment = Segment { tensor, dtype: descriptor.dtype, address: descriptor.address, layout };
+        let pieces = owned.map(|owned| slice::pieces(strided, owned)).transpose()?;
         let device = self.device_plan(descriptor.device);
         match pieces {
             None => device.sums.push(segment),
-            Some(pieces) => device
-                .sums
-                .extend(pieces.iter().map(|piece| part(&segment, piece))),
+            Some(pieces) => device.sums.extend(pieces.iter().map(|piece| part(&segment, piece))),
         }
-        device.scales.push(Segment {
-            layout: Layout {
-                weight: 1,
-                ..layout
-            },
-            ..segment
-        });
+        device.scales.push(Segment { layout: Layout { weight: 1, ..layout }, ..segment });
         Ok(())
     }
 
     fn device_plan(&mut self, device: Device) -> &mut DevicePlan {
         let Plan { tensors, devices } = &mut self.plan;
         // The first device usually has them all.
-        let capacity = if devices.is_empty() {
-            tensors.capacity()
-        } else {
-            0
-        };
+        let capacity = if devices.is_empty() { tensors.capacity() } else { 0 };
         let segments = || Vec::with_capacity(capacity);
-        let new = || DevicePlan {
-            device,
-            sums: segments(),
-            scales: segments(),
-        };
+        let new = || DevicePlan { device, sums: segments(), scales: segments() };
         let position = position_or_push(devices, |plan| plan.device == device, new);
         &mut devices[position]
     }
@@ -238,19 +180,11 @@ impl Planner {
 }
 
 /// The owned elements, checked; `None` if these are all.
-fn owned_range(
-    tensor: usize,
-    descriptor: &Descriptor,
-    strided: &Strided,
-) -> Result<Option<Range<u64>>, PlanError> {
+fn owned_range(tensor: usize, descriptor: &Descriptor, strided: &Strided) -> Result<Option<Range<u64>>, PlanError> {
     let elements = strided.elements;
     match descriptor.owned.clone() {
         Some(owned) if owned.start > owned.end || owned.end > elements => {
-            Err(PlanError::OwnedRange {
-                tensor,
-                owned,
-                elements,
-            })
+            Err(PlanError::OwnedRange { tensor, owned, elements })
         }
         owned => Ok(owned.filter(|owned| *owned != (0..elements))),
     }
@@ -259,34 +193,21 @@ fn owned_range(
 /// A complex number is aligned as its parts.
 fn is_aligned(descriptor: &Descriptor) -> bool {
     let parts = if descriptor.dtype.is_complex() { 2 } else { 1 };
-    descriptor
-        .address
-        .is_multiple_of((descriptor.dtype.bytes() / parts) as u64)
+    descriptor.address.is_multiple_of((descriptor.dtype.bytes() / parts) as u64)
 }
 
 fn part(whole: &Segment, piece: &slice::Piece) -> Segment {
     let address = whole.address + piece.offset * whole.dtype.bytes() as u64;
-    Segment {
-        address,
-        layout: piece.layout,
-        ..*whole
-    }
+    Segment { address, layout: piece.layout, ..*whole }
 }
 
 /// The footprint of a tensor that [`Strided::new`] has accepted.
 fn footprint(descriptor: &Descriptor) -> Footprint {
-    let memory = Memory::of(layout::join_neighbours(
-        &descriptor.sizes,
-        &descriptor.strides,
-    ));
+    let memory = Memory::of(layout::join_neighbours(&descriptor.sizes, &descriptor.strides));
     Footprint::new(descriptor.address, descriptor.dtype.bytes() as u64, &memory)
 }
 
-fn position_or_push<T>(
-    items: &mut Vec<T>,
-    is_wanted: impl Fn(&T) -> bool,
-    new: impl FnOnce() -> T,
-) -> usize {
+fn position_or_push<T>(items: &mut Vec<T>, is_wanted: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
     items.iter().position(is_wanted).unwrap_or_else(|| {
         items.push(new());
         items.len() - 1

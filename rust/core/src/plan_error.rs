@@ -73,11 +73,7 @@ impl PlanError {
                 "gradient of {} at address {address:#x} does not fit into memory; check its sizes and strides",
                 name(*tensor)
             ),
-            PlanError::OwnedRange {
-                tensor,
-                owned,
-                elements,
-            } => format!(
+            PlanError::OwnedRange { tensor, owned, elements } => format!(
                 "owned elements {}..{} of the gradient of {} are no range of its {elements} elements; \
                  pass start <= end <= {elements}",
                 owned.start,
@@ -96,10 +92,7 @@ impl PlanError {
                 name(*second)
             ),
             PlanError::TooManyTensors { tensors } => {
-                format!(
-                    "{tensors} gradients are more than one plan takes; pass at most {}",
-                    u32::MAX
-                )
+                format!("{tensors} gradients are more than one plan takes; pass at most {}", u32::MAX)
             }
         }
     }
@@ -125,37 +118,17 @@ mod tests {
         let name = |tensor| format!("`layer.{tensor}`");
         let layout = |error| PlanError::Layout { tensor: 3, error }.message(name);
         let messages = [
-            layout(LayoutError::RankMismatch {
-                sizes: 2,
-                strides: 1,
-            }),
+            layout(LayoutError::RankMismatch { sizes: 2, strides: 1 }),
             layout(LayoutError::NegativeSize { dim: 1, size: -4 }),
             layout(LayoutError::NegativeStride { dim: 0, stride: -2 }),
             layout(LayoutError::TooLarge),
             layout(LayoutError::OverlapsItself),
             layout(LayoutError::OverlapUndecided),
             PlanError::NullPointer { tensor: 3 }.message(name),
-            PlanError::AddressOverflow {
-                tensor: 3,
-                address: u64::MAX,
-            }
-            .message(name),
-            PlanError::OwnedRange {
-                tensor: 3,
-                owned: 5..9,
-                elements: 8,
-            }
-            .message(name),
-            PlanError::Overlap {
-                first: 3,
-                second: 5,
-            }
-            .message(name),
-            PlanError::OverlapUndecided {
-                first: 3,
-                second: 5,
-            }
-            .message(name),
+            PlanError::AddressOverflow { tensor: 3, address: u64::MAX }.message(name),
+            PlanError::OwnedRange { tensor: 3, owned: 5..9, elements: 8 }.message(name),
+            PlanError::Overlap { first: 3, second: 5 }.message(name),
+            PlanError::OverlapUndecided { first: 3, second: 5 }.message(name),
             PlanError::TooManyTensors { tensors: 1 << 32 }.message(name),
         ];
         let expected = [
@@ -180,14 +153,7 @@ mod tests {
 
     #[test]
     fn without_names_positions_are_shown() {
-        let error = PlanError::Layout {
-            tensor: 7,
-            error: LayoutError::OverlapsItself,
-        };
-        assert!(
-            error
-                .to_string()
-                .starts_with("gradient of parameter 7 overlaps itself")
-        );
+        let error = PlanError::Layout { tensor: 7, error: LayoutError::OverlapsItself };
+        assert!(error.to_string().starts_with("gradient of parameter 7 overlaps itself"));
     }
 }

@@ -62,13 +62,10 @@ impl Reason {
     /// The route that this is a reason for.
     pub const fn route(self) -> Route {
         match self {
-            Reason::Empty | Reason::Dense | Reason::Rows { .. } | Reason::Expanded { .. } => {
-                Route::Fused
+            Reason::Empty | Reason::Dense | Reason::Rows { .. } | Reason::Expanded { .. } => Route::Fused,
+            Reason::Device { .. } | Reason::Dims { .. } | Reason::SliceDims { .. } | Reason::Misaligned => {
+                Route::Reference
             }
-            Reason::Device { .. }
-            | Reason::Dims { .. }
-            | Reason::SliceDims { .. }
-            | Reason::Misaligned => Route::Reference,
         }
     }
 
@@ -76,9 +73,7 @@ impl Reason {
     pub(crate) fn of_layout(layout: &Layout) -> Self {
         match *layout {
             Layout { rows: 0, .. } => Reason::Empty,
-            Layout { weight: 2.., .. } => Reason::Expanded {
-                weight: layout.weight,
-            },
+            Layout { weight: 2.., .. } => Reason::Expanded { weight: layout.weight },
             Layout { rows: 1, .. } => Reason::Dense,
             Layout { rows, .. } => Reason::Rows { rows },
         }
@@ -112,26 +107,11 @@ mod tests {
             (Reason::Empty, "fused: no elements"),
             (Reason::Dense, "fused: dense"),
             (Reason::Rows { rows: 3 }, "fused: 3 rows"),
-            (
-                Reason::Expanded { weight: 4 },
-                "fused: expanded, each address counts 4 times",
-            ),
-            (
-                Reason::Device { kind: 8 },
-                "reference: no fused engine for DLPack device type 8",
-            ),
-            (
-                Reason::Dims { dims: 3 },
-                "reference: strided in 3 dimensions",
-            ),
-            (
-                Reason::SliceDims { dims: 3 },
-                "reference: owned slice strided in 3 dimensions",
-            ),
-            (
-                Reason::Misaligned,
-                "reference: address not aligned to the element type",
-            ),
+            (Reason::Expanded { weight: 4 }, "fused: expanded, each address counts 4 times"),
+            (Reason::Device { kind: 8 }, "reference: no fused engine for DLPack device type 8"),
+            (Reason::Dims { dims: 3 }, "reference: strided in 3 dimensions"),
+            (Reason::SliceDims { dims: 3 }, "reference: owned slice strided in 3 dimensions"),
+            (Reason::Misaligned, "reference: address not aligned to the element type"),
         ];
         for (reason, expected) in words {
             assert_eq!(format!("{}: {reason}", reason.route()), expected);

@@ -50,8 +50,7 @@ fn widest_block(logical: &[Dim], at: u64, end: u64) -> (usize, u64) {
 /// How many steps of the first of `dims` fit before `end` and before its next wrap-around.
 fn blocks_until(end: u64, at: u64, block: u64, dims: &[Dim]) -> u64 {
     let fitting = (end - at) / block;
-    dims.first()
-        .map_or(fitting, |dim| fitting.min(dim.size - at / block % dim.size))
+    dims.first().map_or(fitting, |dim| fitting.min(dim.size - at / block % dim.size))
 }
 
 /// `count` steps of dimension `index` from logical element `at`, with all of the dimensions inside it.
@@ -60,10 +59,7 @@ fn piece(logical: &[Dim], at: u64, index: usize, count: u64) -> Result<Piece, To
     if let Some(first) = dims.first_mut() {
         first.size = count;
     }
-    Ok(Piece {
-        offset: offset_of(logical, at),
-        layout: Memory::of(dims).layout()?,
-    })
+    Ok(Piece { offset: offset_of(logical, at), layout: Memory::of(dims).layout()? })
 }
 
 /// Offset in memory of logical element `at`.
@@ -84,12 +80,7 @@ mod tests {
     fn slice(sizes: &[i64], strides: &[i64], owned: Range<u64>) -> Vec<(u64, [u64; 4])> {
         let tensor = Strided::new(sizes, strides, &mut Budget::default()).unwrap();
         let flat = |piece: &Piece| {
-            let Layout {
-                rows,
-                row_length,
-                row_stride,
-                weight,
-            } = piece.layout;
+            let Layout { rows, row_length, row_stride, weight } = piece.layout;
             (piece.offset, [rows, row_length, row_stride, weight])
         };
         pieces(&tensor, owned).unwrap().iter().map(flat).collect()
@@ -97,10 +88,7 @@ mod tests {
 
     #[test]
     fn a_contiguous_tensor_gives_one_run() {
-        assert_eq!(
-            slice(&[4, 5, 6], &[30, 6, 1], 7..101),
-            [(7, [1, 94, 94, 1])]
-        );
+        assert_eq!(slice(&[4, 5, 6], &[30, 6, 1], 7..101), [(7, [1, 94, 94, 1])]);
         assert_eq!(slice(&[], &[], 0..1), [(0, [1, 1, 1, 1])]);
         assert_eq!(slice(&[4], &[1], 2..2), []);
     }

@@ -25,20 +25,12 @@ fn value() -> impl Strategy<Value = f64> {
 
 /// Values of one scale, as gradients are.
 fn similar() -> impl Strategy<Value = Vec<f64>> {
-    (-140..120i32, prop::collection::vec(-1.0..1.0f64, 0..9000)).prop_map(|(exponent, values)| {
-        values
-            .into_iter()
-            .map(|v| v * v * v * 2f64.powi(exponent))
-            .collect()
-    })
+    (-140..120i32, prop::collection::vec(-1.0..1.0f64, 0..9000))
+        .prop_map(|(exponent, values)| values.into_iter().map(|v| v * v * v * 2f64.powi(exponent)).collect())
 }
 
 fn check<T: Number>(values: &[f64], length: usize) {
-    let narrow: Vec<T> = values
-        .iter()
-        .map(|&v| T::narrowed(v))
-        .filter(|v| v.wide().is_finite())
-        .collect();
+    let narrow: Vec<T> = values.iter().map(|&v| T::narrowed(v)).filter(|v| v.wide().is_finite()).collect();
     let wide: Vec<f64> = narrow.iter().map(|v| v.wide()).collect();
     let exact = |power| wide.iter().map(|&v| exact_power(v, power)).sum::<BigUint>();
     let (sum, squares) = (rounded(&exact(1)), rounded_root(&exact(2)));

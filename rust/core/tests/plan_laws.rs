@@ -8,14 +8,7 @@ use gradclip_core::layout::LayoutError;
 use gradclip_core::plan::{Chunk, Descriptor, Device, Plan, PlanError, Reason, Route};
 use proptest::prelude::*;
 
-const DTYPES: [DType; 6] = [
-    DType::F16,
-    DType::Bf16,
-    DType::F32,
-    DType::F64,
-    DType::C64,
-    DType::C128,
-];
+const DTYPES: [DType; 6] = [DType::F16, DType::Bf16, DType::F32, DType::F64, DType::C64, DType::C128];
 
 /// How often each address is counted.
 type Counts = BTreeMap<u64, u64>;
@@ -31,18 +24,8 @@ struct ViewDim {
 
 fn view_dim() -> impl Strategy<Value = ViewDim> {
     let sizes = prop_oneof![1 => Just(0i64), 3 => Just(1), 20 => 2i64..6];
-    (
-        sizes,
-        prop_oneof![3 => Just(0i64), 1 => 1i64..3],
-        prop_oneof![5 => Just(1i64), 1 => 2i64..3],
-        0..8,
-    )
-        .prop_map(|(size, padding, step, expanded)| ViewDim {
-            size,
-            padding,
-            step,
-            expanded: expanded == 0,
-        })
+    (sizes, prop_oneof![3 => Just(0i64), 1 => 1i64..3], prop_oneof![5 => Just(1i64), 1 => 2i64..3], 0..8)
+        .prop_map(|(size, padding, step, expanded)| ViewDim { size, padding, step, expanded: expanded == 0 })
 }
 
 /// Strides of a view into a buffer whose dimensions stand in the order of `keys`.
@@ -64,22 +47,14 @@ fn view_strides(dims: &[ViewDim], keys: &[u8]) -> Vec<i64> {
 fn view() -> impl Strategy<Value = (Vec<i64>, Vec<i64>)> {
     prop::collection::vec((view_dim(), any::<u8>()), 0..6).prop_map(|dims| {
         let (dims, keys): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
-        (
-            dims.iter().map(|dim| dim.size).collect(),
-            view_strides(&dims, &keys),
-        )
+        (dims.iter().map(|dim| dim.size).collect(), view_strides(&dims, &keys))
     })
 }
 
 /// Dense tensors of up to `dims` dimensions, in any order in memory.
 fn dense(dims: usize) -> impl Strategy<Value = (Vec<i64>, Vec<i64>)> {
     prop::collection::vec((1i64..5, any::<u8>()), 0..=dims).prop_map(|dims| {
-        let view = |size| ViewDim {
-            size,
-            padding: 0,
-            step: 1,
-            expanded: false,
-        };
+        let view = |size| ViewDim { size, padding: 0, step: 1, expanded: false };
         let (sizes, keys): (Vec<i64>, Vec<u8>) = dims.into_iter().unzip();
         let views: Vec<ViewDim> = sizes.iter().map(|&size| view(size)).collect();
         let strides = view_strides(&views, &keys);
@@ -115,41 +90,22 @@ fn shape() -> impl Strategy<Value = (Vec<i64>, Vec<i64>)> {
 
 fn descriptor() -> impl Strategy<Value = Descriptor> {
     (shape(), dtype(), 1u64..40).prop_map(|((sizes, strides), dtype, slot)| {
-        tensor(
-            0x1000 + slot * dtype.bytes() as u64,
-            &sizes,
-            &strides,
-            dtype,
-        )
+        tensor(0x1000 + slot * dtype.bytes() as u64, &sizes, &strides, dtype)
     })
 }
 
 fn tensor(address: u64, sizes: &[i64], strides: &[i64], dtype: DType) -> Descriptor {
     let (sizes, strides) = (sizes.into(), strides.into());
-    Descriptor {
-        address,
-        sizes,
-        strides,
-        dtype,
-        device: Device::CPU,
-        owned: None,
-    }
+    Descriptor { address, sizes, strides, dtype, device: Device::CPU, owned: None }
 }
 
 /// Addresses in logical order.
 fn addresses(tensor: &Descriptor) -> Vec<u64> {
     let outward = |addresses: Vec<u64>, (&size, &stride): (&i64, &i64)| {
         let step = stride as u64 * tensor.dtype.bytes() as u64;
-        addresses
-            .iter()
-            .flat_map(|address| (0..size as u64).map(move |index| address + index * step))
-            .collect()
+        addresses.iter().flat_map(|address| (0..size as u64).map(move |index| address + index * step)).collect()
     };
-    tensor
-        .sizes
-        .iter()
-        .zip(&tensor.strides)
-        .fold(vec![tensor.address], outward)
+    tensor.sizes.iter().zip(&tensor.strides).fold(vec![tensor.address], outward)
 }
 
 fn counts(addresses: impl IntoIterator<Item = u64>) -> Counts {
@@ -180,42 +136,22 @@ fn chunk_counts<'a>(chunks: impl IntoIterator<Item = &'a Chunk>) -> Counts {
 }
 
 fn sum_chunks(plan: &Plan, chunk_elements: u64) -> Vec<Chunk> {
-    plan.devices
-        .iter()
-        .flat_map(|device| device.sum_chunks(chunk_elements))
-        .collect()
+    plan.devices.iter().flat_map(|device| device.sum_chunks(chunk_elements)).collect()
 }
 
 fn scale_chunks(plan: &Plan, chunk_elements: u64) -> Vec<Chunk> {
-    plan.devices
-        .iter()
-        .flat_map(|device| device.scale_chunks(chunk_elements))
-        .collect()
+    plan.devices.iter().flat_map(|device| device.scale_chunks(chunk_elements)).collect()
 }
 
 /// Every byte of the tensor.
 fn bytes(tensor: &Descriptor) -> BTreeSet<u64> {
-    addresses(tensor)
-        .into_iter()
-        .flat_map(|address| address..address + tensor.dtype.bytes() as u64)
-        .collect()
+    addresses(tensor).into_iter().flat_map(|address| address..address + tensor.dtype.bytes() as u64).collect()
 }
 
 fn overlaps_itself(tensor: &Descriptor) -> bool {
-    let strided = tensor
-        .sizes
-        .iter()
-        .copied()
-        .zip(tensor.strides.iter().copied())
-        .filter(|&(_, stride)| stride != 0);
+    let strided = tensor.sizes.iter().copied().zip(tensor.strides.iter().copied()).filter(|&(_, stride)| stride != 0);
     let (sizes, strides) = strided.unzip();
-    counts(addresses(&Descriptor {
-        sizes,
-        strides,
-        ..tensor.clone()
-    }))
-    .values()
-    .any(|&count| count > 1)
+    counts(addresses(&Descriptor { sizes, strides, ..tensor.clone() })).values().any(|&count| count > 1)
 }
 
 /// A range of logical elements from two fractions of 256.
@@ -367,19 +303,12 @@ fn wild_address() -> impl Strategy<Value = u64> {
 
 fn wild() -> impl Strategy<Value = Descriptor> {
     let dims = prop::collection::vec((wild_integer(), wild_integer()), 0..7);
-    let owned =
-        prop::option::of((wild_address(), wild_address()).prop_map(|(start, end)| start..end));
+    let owned = prop::option::of((wild_address(), wild_address()).prop_map(|(start, end)| start..end));
     let kind = prop_oneof![6 => Just(1), 2 => Just(2), 1 => any::<i32>()];
-    (wild_address(), dims, -1i64..20, dtype(), kind, owned).prop_map(
-        |(address, dims, extra, dtype, kind, owned)| {
-            let (sizes, mut strides): (Vec<i64>, Vec<i64>) = dims.into_iter().unzip();
-            // Now and then a stride too many.
-            strides.extend((extra < 0).then_some(extra));
-            Descriptor {
-                device: Device { kind, index: 0 },
-                owned,
-                ..tensor(address, &sizes, &strides, dtype)
-            }
-        },
-    )
+    (wild_address(), dims, -1i64..20, dtype(), kind, owned).prop_map(|(address, dims, extra, dtype, kind, owned)| {
+        let (sizes, mut strides): (Vec<i64>, Vec<i64>) = dims.into_iter().unzip();
+        // Now and then a stride too many.
+        strides.extend((extra < 0).then_some(extra));
+        Descriptor { device: Device { kind, index: 0 }, owned, ..tensor(address, &sizes, &strides, dtype) }
+    })
 }

@@ -23,11 +23,7 @@ fn exact_term(x: f64, p: u32) -> BigUint {
     let bits = x.abs().to_bits();
     let biased = (bits >> 52) as i64;
     let fraction = bits & ((1 << 52) - 1);
-    let whole = BigUint::from(if biased == 0 {
-        fraction
-    } else {
-        fraction | 1 << 52
-    });
+    let whole = BigUint::from(if biased == 0 { fraction } else { fraction | 1 << 52 });
     let shift = i64::from(FRACTION_BITS) + i64::from(p) * (biased.max(1) - 1075);
     whole.pow(p) << shift as u64
 }

@@ -23,11 +23,7 @@ fn check<T: Number>(
     one: impl Fn(T) -> T,
 ) {
     for simd in instruction_sets() {
-        let padded: Vec<T> = [&[7.0], values, &[9.0]]
-            .concat()
-            .into_iter()
-            .map(T::narrowed)
-            .collect();
+        let padded: Vec<T> = [&[7.0], values, &[9.0]].concat().into_iter().map(T::narrowed).collect();
         let mut written = padded.clone();
         let inner = &mut written[1..=values.len()];
         change(&chunks(inner, length), simd);
@@ -36,13 +32,7 @@ fn check<T: Number>(
             let expected = if inside { one(before) } else { before };
             let same = after.wide().to_bits() == expected.wide().to_bits();
             let nan = after.wide().is_nan() && expected.wide().is_nan();
-            assert!(
-                same || nan,
-                "{}: {} became {}",
-                simd.name(),
-                before.wide(),
-                after.wide()
-            );
+            assert!(same || nan, "{}: {} became {}", simd.name(), before.wide(), after.wide());
         }
     }
 }
@@ -52,11 +42,7 @@ fn through_float<T: Number>(values: &[f64], length: usize, factor: f64) {
     let change = |chunks: &[_], simd| unsafe { scale(chunks, factor, simd, Threads::new(2)) };
     let finite: Vec<f64> = values.iter().copied().filter(|v| !v.is_nan()).collect();
     check::<T>(&finite, length, change, |x| {
-        if factor == 1.0 {
-            x
-        } else {
-            T::narrowed(f64::from(x.wide() as f32 * factor as f32))
-        }
+        if factor == 1.0 { x } else { T::narrowed(f64::from(x.wide() as f32 * factor as f32)) }
     });
 }
 

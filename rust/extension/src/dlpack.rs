@@ -83,21 +83,12 @@ impl Exchange {
 
     fn find(py: Python<'_>) -> PyResult<Self> {
         const NAME: &std::ffi::CStr = c"dlpack_exchange_api";
-        let wanted = || {
-            PyRuntimeError::new_err(
-                "gradclip needs torch 2.10 or later: no DLPack exchange table found",
-            )
-        };
-        let capsule = py
-            .import("torch")?
-            .getattr("Tensor")?
-            .getattr("__dlpack_c_exchange_api__")
-            .map_err(|_| wanted())?;
+        let wanted = || PyRuntimeError::new_err("gradclip needs torch 2.10 or later: no DLPack exchange table found");
+        let capsule =
+            py.import("torch")?.getattr("Tensor")?.getattr("__dlpack_c_exchange_api__").map_err(|_| wanted())?;
         let capsule = capsule.cast_into::<PyCapsule>().map_err(|_| wanted())?;
         let exchange = Exchange(capsule.pointer_checked(Some(NAME))?.cast());
-        if exchange.table().header.version.major != MAJOR
-            || exchange.table().tensor_from_object.is_none()
-        {
+        if exchange.table().header.version.major != MAJOR || exchange.table().tensor_from_object.is_none() {
             return Err(wanted());
         }
         Ok(exchange)

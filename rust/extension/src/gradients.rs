@@ -1,12 +1,15 @@
 //! `Gradients`: a list of gradients, read and planned, with the CPU engine behind it.
 
+use std::sync::Arc;
+
 use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
-use gradclip_core::plan::{Chunk, Device, DevicePlan, Plan, Route};
+use gradclip_core::plan::{Chunk, Descriptor, DevicePlan, Route, TensorPlan};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use crate::cuda::{WorkList, segments_of, work_lists};
+use crate::cuda::WorkList;
 use crate::errors::plan_error;
+use crate::planned::{ListKind, Planned};
 use crate::sums::{PowerScale, Sums, kind};
 use crate::tensors::{Gradient, Names, gradients_from, gradients_of};
 
@@ -21,7 +24,7 @@ type Row = (usize, &'static str, String, u64);
 #[pyclass(frozen, module = "gradclip._core")]
 pub struct Gradients {
     gradients: Vec<Gradient>,
-    plan: Plan,
+    made: Arc<Planned>,
     /// For each planned tensor, its place in `gradients`.
     planned: Vec<usize>,
 }
@@ -38,11 +41,7 @@ impl Gradients {
         names: Option<Py<PyList>>,
     ) -> PyResult<Self> {
         let names = Names(names);
-        Self::new(
-            parameters.py(),
-            gradients_of(parameters, attribute, &names)?,
-            &names,
-        )
+        Self::new(parameters.py(), gradients_of(parameters, attribute, &names)?, &names)
     }
 
     /// Raw tensors, each object once; `owned` gives the logical elements [start, end) that are counted of each.
@@ -54,11 +53,7 @@ impl Gradients {
         owned: Option<Vec<Option<(u64, u64)>>>,
     ) -> PyResult<Self> {
         let names = Names(names);
-        Self::new(
-            tensors.py(),
-            gradients_from(tensors, owned, &names)?,
-            &names,
-        )
+        Self::new(tensors.py(), gradients_from(tensors, owned, &names)?, &names)
     }
 
     fn __len__(&self) -> usize {
@@ -74,24 +69,16 @@ impl Gradients {
     /// For each gradient, the position of its parameter in the caller's list.
     #[getter]
     fn positions(&self) -> Vec<usize> {
-        self.gradients
-            .iter()
-            .map(|gradient| gradient.position)
-            .collect()
+        self.gradients.iter().map(|gradient| gradient.position).collect()
     }
 
     /// Places in `tensors` of those that torch operations must handle.
     #[getter]
     fn foreign(&self) -> Vec<usize> {
-        let mut places: Vec<usize> = (0..self.gradients.len())
-            .filter(|&place| self.gradients[place].descriptor.is_none())
-            .collect();
-        let routed = self.plan.tensors.iter().zip(&self.planned);
-        places.extend(
-            routed
-                .filter(|(tensor, _)| tensor.route() == Route::Reference)
-                .map(|(_, &place)| place),
-        );
+        let mut places: Vec<usize> =
+            (0..self.gradients.len()).filter(|&place| !self.gradients[place].is_planned).collect();
+        let routed = self.made.plan.tensors.iter().zip(&self.planned);
+        places.extend(routed.filter(|(tensor, _)| tensor.route() == Route::Reference).map(|(_, &place)| place));
         places.sort_unstable();
         places
     }
@@ -99,41 +86,21 @@ impl Gradients {
     /// Whether a planned gradient is float64 or complex128.
     #[getter]
     fn has_double(&self) -> bool {
-        self.gradients
-            .iter()
-            .flat_map(|gradient| &gradient.descriptor)
-            .any(|d| d.dtype.is_double())
+        self.made.descriptors.iter().any(|descriptor| descriptor.dtype.is_double())
     }
 
-    /// Whether a planned gradient is complex; its place in `tensors`.
+    /// The place in `tensors` of the first planned gradient that is complex; None if none is.
     #[getter]
     fn first_complex(&self) -> Option<usize> {
-        let is_complex = |gradient: &Gradient| {
-            gradient
-                .descriptor
-                .as_ref()
-                .is_some_and(|d| d.dtype.is_complex())
-        };
-        self.gradients.iter().position(is_complex)
-    }
-
-    /// Whether fused work lies on a CUDA device.
-    #[getter]
-    fn on_cuda(&self) -> bool {
-        self.plan
-            .devices
-            .iter()
-            .any(|device| device.device.is_cuda())
+        let tensor = self.made.descriptors.iter().position(|descriptor| descriptor.dtype.is_complex())?;
+        Some(self.planned[tensor])
     }
 
     /// The CUDA devices with fused work, by index, in list order.
     #[getter]
     fn cuda_devices(&self) -> Vec<i32> {
-        let devices = self.plan.devices.iter().map(|device| device.device);
-        devices
-            .filter(|device| device.is_cuda())
-            .map(|device| device.index)
-            .collect()
+        let devices = self.made.plan.devices.iter().map(|device| device.device);
+        devices.filter(|device| device.is_cuda()).map(|device| device.index).collect()
     }
 
     /// Whether fused work lies on the CPU.
@@ -145,12 +112,9 @@ impl Gradients {
     /// Places in `tensors` of those whose fused work lies on a CUDA device.
     #[getter]
     fn cuda_places(&self) -> Vec<usize> {
-        let is_fused = |tensor: usize| self.plan.tensors[tensor].route() == Route::Fused;
-        let planned = self.planned.iter().enumerate();
-        planned
-            .filter(|&(tensor, &place)| is_fused(tensor) && self.is_on_cuda(place))
-            .map(|(_, &place)| place)
-            .collect()
+        let planned = self.made.plan.tensors.iter().zip(&self.made.descriptors).zip(&self.planned);
+        let is_fused = |tensor: &TensorPlan, on: &Descriptor| on.device.is_cuda() && tensor.route() == Route::Fused;
+        planned.filter(|((tensor, on), _)| is_fused(tensor, on)).map(|(_, &place)| place).collect()
     }
 
     /// For each planned gradient, its place in `tensors`: what the tensor number in a work list stands for.
@@ -163,36 +127,19 @@ impl Gradients {
     /// `reals` takes complex elements as two.
     fn work_lists(
         &self,
+        py: Python<'_>,
         device: i32,
         scales: bool,
         chunk: u64,
         reals: bool,
-    ) -> PyResult<Vec<WorkList>> {
-        let plan = self
-            .plan
-            .devices
-            .iter()
-            .find(|plan| plan.device == Device::cuda(device));
-        plan.map_or_else(
-            || Ok(Vec::new()),
-            |plan| work_lists(segments_of(plan, scales), chunk, reals),
-        )
+    ) -> PyResult<Vec<Py<WorkList>>> {
+        self.made.work_lists(py, ListKind { device, scales, chunk, reals })
     }
 
     /// Sums of the gradients that the CPU engine handles, on at most `threads` threads.
     #[pyo3(signature = (norm_type, threads, scale=None))]
-    fn sums(
-        &self,
-        py: Python<'_>,
-        norm_type: f64,
-        threads: usize,
-        scale: Option<&PowerScale>,
-    ) -> PyResult<Sums> {
-        let pass = Pass {
-            kind: kind(norm_type)?,
-            scale: scale.map(|scale| scale.0),
-            simd: detect(),
-        };
+    fn sums(&self, py: Python<'_>, norm_type: f64, threads: usize, scale: Option<&PowerScale>) -> PyResult<Sums> {
+        let pass = Pass { kind: kind(norm_type)?, scale: scale.map(|scale| scale.0), simd: detect() };
         Ok(Sums(py.detach(|| {
             let chunks = self.sum_chunks();
             // SAFETY: the chunks describe tensors that `self` keeps alive; users of torch do not write gradients
@@ -210,19 +157,13 @@ impl Gradients {
         threads: usize,
         scale: Option<&PowerScale>,
     ) -> PyResult<Vec<Sums>> {
-        let pass = Pass {
-            kind: kind(norm_type)?,
-            scale: scale.map(|scale| scale.0),
-            simd: detect(),
-        };
+        let pass = Pass { kind: kind(norm_type)?, scale: scale.map(|scale| scale.0), simd: detect() };
         let planned = py.detach(|| {
             let chunks = self.sum_chunks();
             // SAFETY: as in `sums`.
             unsafe { sum_each(&chunks, self.planned.len(), pass, Threads::new(threads)) }
         });
-        let mut each: Vec<Sums> = (0..self.gradients.len())
-            .map(|_| Sums(Default::default()))
-            .collect();
+        let mut each: Vec<Sums> = (0..self.gradients.len()).map(|_| Sums(Default::default())).collect();
         for (sums, &place) in planned.into_iter().zip(&self.planned) {
             each[place].0 = sums;
         }
@@ -234,91 +175,47 @@ impl Gradients {
         if factor != 1.0 {
             // SAFETY: the plan refused tensors that overlap, `self` keeps them alive, and users of torch do not use
             // gradients while they are clipped.
-            py.detach(|| unsafe {
-                scale(
-                    &self.scale_chunks(),
-                    factor,
-                    detect(),
-                    Threads::new(threads),
-                )
-            });
+            py.detach(|| unsafe { scale(&self.scale_chunks(), factor, detect(), Threads::new(threads)) });
         }
     }
 
     /// Limits the elements that the CPU engine handles to [-limit, limit].
     fn clamp(&self, py: Python<'_>, limit: f64, threads: usize) {
         // SAFETY: as in `scale`.
-        py.detach(|| unsafe {
-            clamp(&self.scale_chunks(), limit, detect(), Threads::new(threads))
-        });
+        py.detach(|| unsafe { clamp(&self.scale_chunks(), limit, detect(), Threads::new(threads)) });
     }
 
     /// For each planned gradient: its place in `tensors`, route, reason and number of CPU chunks.
     fn describe(&self) -> Vec<Row> {
         let mut chunks = vec![0; self.planned.len()];
-        for chunk in self
-            .plan
-            .devices
-            .iter()
-            .flat_map(|device| device.scale_chunks(CPU_CHUNK))
-        {
+        for chunk in self.made.plan.devices.iter().flat_map(|device| device.scale_chunks(CPU_CHUNK)) {
             chunks[chunk.tensor as usize] += 1;
         }
-        let rows = self.plan.tensors.iter().zip(&self.planned).zip(chunks);
-        rows.map(|((tensor, &place), chunks)| {
-            (
-                place,
-                route(tensor.route()),
-                tensor.reason.to_string(),
-                chunks,
-            )
-        })
-        .collect()
+        let rows = self.made.plan.tensors.iter().zip(&self.planned).zip(chunks);
+        rows.map(|((tensor, &place), chunks)| (place, route(tensor.route()), tensor.reason.to_string(), chunks))
+            .collect()
     }
 }
 
 impl Gradients {
-    fn new(py: Python<'_>, gradients: Vec<Gradient>, names: &Names) -> PyResult<Self> {
-        let planned: Vec<usize> = (0..gradients.len())
-            .filter(|&place| gradients[place].descriptor.is_some())
-            .collect();
-        let descriptors: Vec<_> = gradients
-            .iter()
-            .filter_map(|gradient| gradient.descriptor.clone())
-            .collect();
+    fn new(py: Python<'_>, mut gradients: Vec<Gradient>, names: &Names) -> PyResult<Self> {
+        let planned: Vec<usize> = (0..gradients.len()).filter(|&place| gradients[place].is_planned).collect();
+        let descriptors = gradients.iter_mut().filter_map(|gradient| gradient.descriptor.take()).collect();
         let name = |tensor: usize| names.of(py, gradients[planned[tensor]].position);
-        let plan = Plan::new(&descriptors).map_err(|error| plan_error(&error, name))?;
-        Ok(Gradients {
-            gradients,
-            plan,
-            planned,
-        })
-    }
-
-    fn is_on_cuda(&self, place: usize) -> bool {
-        self.gradients[place]
-            .descriptor
-            .as_ref()
-            .is_some_and(|descriptor| descriptor.device.is_cuda())
+        let made = Planned::of(descriptors).map_err(|error| plan_error(&error, name))?;
+        Ok(Gradients { gradients, made, planned })
     }
 
     fn cpu(&self) -> impl Iterator<Item = &DevicePlan> {
-        self.plan
-            .devices
-            .iter()
-            .filter(|device| device.device.is_cpu())
+        self.made.plan.devices.iter().filter(|device| device.device.is_cpu())
     }
 
     fn sum_chunks(&self) -> Vec<Chunk> {
-        self.cpu()
-            .flat_map(|device| device.sum_chunks(CPU_CHUNK))
-            .collect()
+        self.cpu().flat_map(|device| device.sum_chunks(CPU_CHUNK)).collect()
     }
 
     fn scale_chunks(&self) -> Vec<Chunk> {
-        self.cpu()
-            .flat_map(|device| device.scale_chunks(CPU_CHUNK))
-            .collect()
+        self.cpu().flat_map(|device| device.scale_chunks(CPU_CHUNK)).collect()
     }
 }
 

@@ -4,6 +4,7 @@ mod cuda;
 mod dlpack;
 mod errors;
 mod gradients;
+mod planned;
 mod sums;
 mod tensors;
 
@@ -29,11 +30,7 @@ mod _core {
     #[pyfunction]
     fn current_stream(py: Python<'_>, device: i32) -> PyResult<u64> {
         let stream = crate::dlpack::Exchange::get(py)?.current_stream(CUDA, device);
-        stream.ok_or_else(|| {
-            PyRuntimeError::new_err(format!(
-                "torch has no current stream for CUDA device {device}"
-            ))
-        })
+        stream.ok_or_else(|| PyRuntimeError::new_err(format!("torch has no current stream for CUDA device {device}")))
     }
 
     /// The instruction set that the CPU engine uses on this machine.
@@ -47,10 +44,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         if cfg!(debug_assertions) {
             let warnings = module.py().import("warnings")?;
-            warnings.call_method1(
-                "warn",
-                ("gradclip was compiled without --release: it is slow",),
-            )?;
+            warnings.call_method1("warn", ("gradclip was compiled without --release: it is slow",))?;
         }
         Ok(())
     }

@@ -25,9 +25,7 @@ impl Sums {
     fn from_list(values: Vec<i64>) -> PyResult<Self> {
         let length = values.len();
         let vector: [i64; SUMS_LENGTH] = values.try_into().map_err(|_| {
-            PyValueError::new_err(format!(
-                "`values` has {length} integers; expected {SUMS_LENGTH}, as `to_list` gives"
-            ))
+            PyValueError::new_err(format!("`values` has {length} integers; expected {SUMS_LENGTH}, as `to_list` gives"))
         })?;
         Ok(Sums(CoreSums::from_vector(&vector)))
     }
@@ -47,11 +45,7 @@ impl Sums {
     /// The total norm in float64; None when terms left float64's range and `scale` must be found first.
     #[pyo3(signature = (norm_type, scale=None))]
     fn total(&self, norm_type: f64, scale: Option<&PowerScale>) -> PyResult<Option<f64>> {
-        Ok(finish::total(
-            &self.0,
-            kind(norm_type)?,
-            scale.map(|scale| scale.0),
-        ))
+        Ok(finish::total(&self.0, kind(norm_type)?, scale.map(|scale| scale.0)))
     }
 
     /// The scale for a second pass of `norm_type`, from a pass with `leading_norm_type(norm_type)`.

@@ -19,10 +19,7 @@ pub struct Names(pub Option<Py<PyList>>);
 impl Names {
     /// "`layers.0.weight`", or "parameter 3".
     pub fn of(&self, py: Python<'_>, position: usize) -> String {
-        let name = self
-            .0
-            .as_ref()
-            .and_then(|names| names.bind(py).get_item(position).ok());
+        let name = self.0.as_ref().and_then(|names| names.bind(py).get_item(position).ok());
         match name.and_then(|name| name.extract::<String>().ok()) {
             Some(name) => format!("`{name}`"),
             None => format!("parameter {position}"),
@@ -36,7 +33,9 @@ pub struct Gradient {
     pub position: usize,
     /// The tensor.
     pub tensor: Py<PyAny>,
-    /// Its memory; `None` for what torch operations must handle.
+    /// Whether it has memory to plan; torch operations handle the others.
+    pub is_planned: bool,
+    /// That memory, until the plan takes it.
     pub descriptor: Option<Descriptor>,
 }
 
@@ -78,10 +77,7 @@ pub fn gradients_from(
     let mut gradients = Vec::with_capacity(tensors.len());
     for (position, tensor) in tensors.iter().enumerate() {
         if seen.insert(tensor.as_ptr() as usize) {
-            let range = owned
-                .as_ref()
-                .and_then(|owned| *owned.get(position)?)
-                .map(|(start, end)| start..end);
+            let range = owned.as_ref().and_then(|owned| *owned.get(position)?).map(|(start, end)| start..end);
             gradients.push(reader.read(position, tensor, range, names)?);
         }
     }
@@ -112,20 +108,12 @@ impl<'py> Reader<'py> {
         owned: Option<Range<u64>>,
         names: &Names,
     ) -> PyResult<Gradient> {
-        let view = if self.is_exact(&tensor) {
-            self.exchange.view(&tensor)
-        } else {
-            None
-        };
+        let view = if self.is_exact(&tensor) { self.exchange.view(&tensor) } else { None };
         let descriptor = match view {
             Some(view) => describe(view, owned).map_err(|()| refused(&tensor, position, names))?,
             None => None,
         };
-        Ok(Gradient {
-            position,
-            tensor: tensor.unbind(),
-            descriptor,
-        })
+        Ok(Gradient { position, tensor: tensor.unbind(), is_planned: descriptor.is_some(), descriptor })
     }
 
     /// Subclasses may wrap memory that is elsewhere, and answer with a null pointer or with another tensor's.
@@ -158,19 +146,14 @@ fn describe(view: View, owned: Option<Range<u64>>) -> Result<Option<Descriptor>,
         sizes: view.sizes,
         strides: view.strides,
         dtype,
-        device: Device {
-            kind: view.device_type,
-            index: view.device_index,
-        },
+        device: Device { kind: view.device_type, index: view.device_index },
         owned,
     }))
 }
 
 fn refused(tensor: &Bound<'_, PyAny>, position: usize, names: &Names) -> PyErr {
     let py = tensor.py();
-    let dtype = tensor
-        .getattr(intern!(py, "dtype"))
-        .map_or_else(|_| "unknown".into(), |dtype| dtype.to_string());
+    let dtype = tensor.getattr(intern!(py, "dtype")).map_or_else(|_| "unknown".into(), |dtype| dtype.to_string());
     PyTypeError::new_err(format!(
         "gradient of {} is {dtype}; expected a floating or complex dtype, so convert it, for instance by `.float()`",
         names.of(py, position)

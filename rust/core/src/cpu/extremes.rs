@@ -36,10 +36,7 @@ impl<T: Element> Kernel for NonZeros<'_, T> {
 
     #[inline(always)]
     fn run<V: Vector>(self) -> usize {
-        self.0
-            .iter()
-            .filter(|x| x.magnitude_bits() != T::LOWEST)
-            .count()
+        self.0.iter().filter(|x| x.magnitude_bits() != T::LOWEST).count()
     }
 }
 

@@ -25,20 +25,12 @@ impl<T: Element> Kernel for Powers<'_, T> {
     fn run<V: Vector>(self) {
         for (&x, term) in self.block.iter().zip(self.terms.iter_mut()) {
             let magnitude = x.widen().abs();
-            *term = self
-                .scale
-                .map_or(magnitude, |scale| scale.divide(magnitude));
+            *term = self.scale.map_or(magnitude, |scale| scale.divide(magnitude));
         }
         let terms = &mut self.terms[..self.block.len().next_multiple_of(LANES)];
         match self.kind {
-            NormKind::Power(p) => terms
-                .as_chunks_mut()
-                .0
-                .iter_mut()
-                .for_each(|lanes| integer_power(lanes, p)),
-            _ => terms
-                .iter_mut()
-                .for_each(|term| *term = term.powf(self.kind.p())),
+            NormKind::Power(p) => terms.as_chunks_mut().0.iter_mut().for_each(|lanes| integer_power(lanes, p)),
+            _ => terms.iter_mut().for_each(|term| *term = term.powf(self.kind.p())),
         }
         for term in terms {
             let fits = (SMALLEST_TERM..=LARGEST_TERM).contains(term);
@@ -67,13 +59,7 @@ fn integer_power(lanes: &mut [f64; LANES], p: u32) {
 }
 
 /// Counts what has no term: NaN, infinities, zeros (for p < 0), and in the first pass the misfits.
-pub fn count_exceptions<T: Element>(
-    block: &[T],
-    terms: &[f64; BLOCK],
-    kind: NormKind,
-    first: bool,
-    sums: &mut Sums,
-) {
+pub fn count_exceptions<T: Element>(block: &[T], terms: &[f64; BLOCK], kind: NormKind, first: bool, sums: &mut Sums) {
     for (&x, &term) in block.iter().zip(terms) {
         let value = x.widen();
         if !value.is_finite() {

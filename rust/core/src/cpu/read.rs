@@ -26,10 +26,7 @@ impl<T: Element> Rows<T> {
                 // SAFETY: row < rows, so the row lies inside what the caller vouches for; alignment was checked, and
                 // the stride counts whole elements.
                 let row = unsafe {
-                    std::slice::from_raw_parts(
-                        self.start.add((row * self.stride) as usize),
-                        self.length as usize,
-                    )
+                    std::slice::from_raw_parts(self.start.add((row * self.stride) as usize), self.length as usize)
                 };
                 row.chunks(BLOCK).for_each(&mut visit);
             }
@@ -47,11 +44,7 @@ impl<T: Element> Rows<T> {
         for row in 0..self.rows {
             for column in 0..self.length {
                 // SAFETY: row < rows and column < length; `read_unaligned` needs no alignment.
-                block[filled] = unsafe {
-                    self.start
-                        .add((row * self.stride + column) as usize)
-                        .read_unaligned()
-                };
+                block[filled] = unsafe { self.start.add((row * self.stride + column) as usize).read_unaligned() };
                 filled += 1;
                 if filled == BLOCK {
                     visit(&block);

@@ -70,16 +70,10 @@ unsafe fn change_chunk(chunk: &Chunk, change: Change, simd: Simd) {
     unsafe {
         match chunk.dtype {
             DType::F16 => change_rows(chunk, 1, |block| dispatch(simd, Half { block, change })),
-            DType::Bf16 => change_rows(chunk, 1, |block| {
-                dispatch(simd, Narrow::<bf16> { block, change })
-            }),
-            DType::F32 => change_rows(chunk, 1, |block| {
-                dispatch(simd, Narrow::<f32> { block, change })
-            }),
+            DType::Bf16 => change_rows(chunk, 1, |block| dispatch(simd, Narrow::<bf16> { block, change })),
+            DType::F32 => change_rows(chunk, 1, |block| dispatch(simd, Narrow::<f32> { block, change })),
             DType::F64 => change_rows(chunk, 1, |block| dispatch(simd, Wide { block, change })),
-            DType::C64 => change_rows(chunk, 2, |block| {
-                dispatch(simd, Narrow::<f32> { block, change })
-            }),
+            DType::C64 => change_rows(chunk, 2, |block| dispatch(simd, Narrow::<f32> { block, change })),
             DType::C128 => change_rows(chunk, 2, |block| dispatch(simd, Wide { block, change })),
         }
     }
@@ -141,11 +135,7 @@ impl ThroughFloat for bf16 {
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
-        bf16::from_bits(if value.is_nan() {
-            0x7FC0
-        } else {
-            rounded as u16
-        })
+        bf16::from_bits(if value.is_nan() { 0x7FC0 } else { rounded as u16 })
     }
 }
 
@@ -173,15 +163,11 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
         match self.change {
             Change::Times(factor) => {
                 let factor = factor as f32;
-                self.block
-                    .iter_mut()
-                    .for_each(|x| *x = T::narrow(x.widen() * factor));
+                self.block.iter_mut().for_each(|x| *x = T::narrow(x.widen() * factor));
             }
             Change::Limit(limit) => {
                 let limit = T::narrow(limit as f32).widen();
-                self.block
-                    .iter_mut()
-                    .for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
+                self.block.iter_mut().for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
             }
         }
     }

@@ -47,24 +47,14 @@ pub unsafe fn sum(chunks: &[Chunk], pass: Pass, threads: Threads) -> Sums {
     if !threads.are_many() || elements(chunks) < WORTH_A_THREAD {
         return chunks.iter().fold(Sums::default(), one);
     }
-    threads.run(|| {
-        chunks
-            .par_iter()
-            .fold(Sums::default, one)
-            .reduce(Sums::default, merged)
-    })
+    threads.run(|| chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged))
 }
 
 /// The sums of each of `tensors` tensors, by the chunks' tensor index.
 ///
 /// # Safety
 /// As [`sum`].
-pub unsafe fn sum_each(
-    chunks: &[Chunk],
-    tensors: usize,
-    pass: Pass,
-    threads: Threads,
-) -> Vec<Sums> {
+pub unsafe fn sum_each(chunks: &[Chunk], tensors: usize, pass: Pass, threads: Threads) -> Vec<Sums> {
     let groups: Vec<&[Chunk]> = chunks.chunk_by(|a, b| a.tensor == b.tensor).collect();
     let one = |group: &&[Chunk]| {
         // SAFETY: the caller's contract is handed on.
@@ -97,10 +87,7 @@ fn merged(mut a: Sums, b: Sums) -> Sums {
 /// As [`sum`].
 unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
     if chunk.weight != 1 {
-        let once = Chunk {
-            weight: 1,
-            ..*chunk
-        };
+        let once = Chunk { weight: 1, ..*chunk };
         let mut part = Sums::default();
         // SAFETY: the same memory.
         unsafe { add_chunk(&once, pass, &mut part) };
@@ -109,24 +96,12 @@ unsafe fn add_chunk(chunk: &Chunk, pass: Pass, sums: &mut Sums) {
     // SAFETY: the chunk's dtype names what its address points at; the rest is the caller's contract.
     unsafe {
         match chunk.dtype {
-            DType::F16 => {
-                rows::<f16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
-            }
-            DType::Bf16 => {
-                rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
-            }
-            DType::F32 => {
-                rows::<f32>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
-            }
-            DType::F64 => {
-                rows::<f64>(chunk, 1).for_each_block(|block| add_block(block, pass, sums))
-            }
-            DType::C64 => {
-                rows::<f32>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums))
-            }
-            DType::C128 => {
-                rows::<f64>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums))
-            }
+            DType::F16 => rows::<f16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::Bf16 => rows::<bf16>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::F32 => rows::<f32>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::F64 => rows::<f64>(chunk, 1).for_each_block(|block| add_block(block, pass, sums)),
+            DType::C64 => rows::<f32>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
+            DType::C128 => rows::<f64>(chunk, 2).for_each_block(|block| add_complex(block, pass, sums)),
         }
     }
 }
@@ -168,12 +143,8 @@ fn add_block<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
         return add_irregular(block, pass.kind, sums);
     }
     match pass.kind {
-        NormKind::Count => sums
-            .limbs
-            .deposit(dispatch(pass.simd, NonZeros(block)) as i128, 0),
-        NormKind::Max => {
-            sums.extreme = sums.extreme.max(extreme_key(span.largest(), NormKind::Max))
-        }
+        NormKind::Count => sums.limbs.deposit(dispatch(pass.simd, NonZeros(block)) as i128, 0),
+        NormKind::Max => sums.extreme = sums.extreme.max(extreme_key(span.largest(), NormKind::Max)),
         _ if span.is_zero() => {}
         NormKind::Sum => add_magnitudes(block, &span, pass.simd, &mut sums.limbs),
         _ => add_squares(block, &span, pass.simd, &mut sums.limbs),
@@ -193,15 +164,7 @@ fn add_smallest<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
 
 fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     let mut terms = [0.0; BLOCK];
-    dispatch(
-        pass.simd,
-        Powers {
-            block,
-            kind: pass.kind,
-            scale: pass.scale,
-            terms: &mut terms,
-        },
-    );
+    dispatch(pass.simd, Powers { block, kind: pass.kind, scale: pass.scale, terms: &mut terms });
     count_exceptions(block, &terms, pass.kind, pass.scale.is_none(), sums);
     let terms = &terms[..block.len()];
     let span = dispatch(pass.simd, Measure(terms));
@@ -211,18 +174,12 @@ fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
 }
 
 fn add_magnitudes<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
-    let terms = Terms {
-        top: span.top_exponent() + 1,
-        unit: span.unit_exponent(),
-    };
+    let terms = Terms { top: span.top_exponent() + 1, unit: span.unit_exponent() };
     add_windowed::<T, false>(block, terms, 1, simd, limbs);
 }
 
 fn add_squares<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {
-    let terms = Terms {
-        top: 2 * (span.top_exponent() + 1),
-        unit: 2 * span.unit_exponent(),
-    };
+    let terms = Terms { top: 2 * (span.top_exponent() + 1), unit: 2 * span.unit_exponent() };
     let parts = if T::SQUARE_IS_EXACT { 1 } else { 2 };
     add_windowed::<T, true>(block, terms, parts, simd, limbs);
 }
@@ -237,46 +194,11 @@ fn add_windowed<T: Element, const SQUARES: bool>(
 ) {
     let levels = terms.levels(block.len(), parts, simd.width());
     match if terms.fit() { levels } else { usize::MAX } {
-        1 => dispatch(
-            simd,
-            Windowed::<T, 1, SQUARES> {
-                block,
-                terms,
-                limbs,
-            },
-        ),
-        2 => dispatch(
-            simd,
-            Windowed::<T, 2, SQUARES> {
-                block,
-                terms,
-                limbs,
-            },
-        ),
-        3 => dispatch(
-            simd,
-            Windowed::<T, 3, SQUARES> {
-                block,
-                terms,
-                limbs,
-            },
-        ),
-        4 | 5 => dispatch(
-            simd,
-            Windowed::<T, 5, SQUARES> {
-                block,
-                terms,
-                limbs,
-            },
-        ),
-        6..9 => dispatch(
-            simd,
-            Windowed::<T, 8, SQUARES> {
-                block,
-                terms,
-                limbs,
-            },
-        ),
+        1 => dispatch(simd, Windowed::<T, 1, SQUARES> { block, terms, limbs }),
+        2 => dispatch(simd, Windowed::<T, 2, SQUARES> { block, terms, limbs }),
+        3 => dispatch(simd, Windowed::<T, 3, SQUARES> { block, terms, limbs }),
+        4 | 5 => dispatch(simd, Windowed::<T, 5, SQUARES> { block, terms, limbs }),
+        6..9 => dispatch(simd, Windowed::<T, 8, SQUARES> { block, terms, limbs }),
         _ => deposit_each(block, if SQUARES { 2 } else { 1 }, limbs),
     }
 }
@@ -297,11 +219,7 @@ fn deposit_each<T: Element>(block: &[T], power: u32, limbs: &mut Limbs) {
     for bits in block.iter().map(|x| x.widen().abs().to_bits()) {
         let biased = (bits >> FRACTION_BITS) as i32;
         let fraction = bits & ((1 << FRACTION_BITS) - 1);
-        let whole = i128::from(if biased == 0 {
-            fraction
-        } else {
-            fraction | 1 << FRACTION_BITS
-        });
+        let whole = i128::from(if biased == 0 { fraction } else { fraction | 1 << FRACTION_BITS });
         let exponent = biased.max(1) - 1023 - FRACTION_BITS;
         if biased != 0x7FF {
             limbs.deposit(whole.pow(power), exponent * power as i32);

@@ -37,19 +37,13 @@ impl Threads {
         if !self.are_many() {
             return None;
         }
-        let mut pools = POOLS
-            .get_or_init(Mutex::default)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pools = POOLS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let key = (std::process::id(), self.0);
         if let Some(pool) = pools.get(&key) {
             return Some(pool.clone());
         }
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(self.0)
-            .thread_name(|i| format!("gradclip-{i}"))
-            .build()
-            .ok()?;
+        let pool =
+            ThreadPoolBuilder::new().num_threads(self.0).thread_name(|i| format!("gradclip-{i}")).build().ok()?;
         Some(pools.entry(key).or_insert(Arc::new(pool)).clone())
     }
 }

@@ -91,10 +91,7 @@ impl Pair {
 
     #[inline(always)]
     fn zip(self, other: Self, operation: impl Fn(f64, f64) -> f64) -> Self {
-        Pair([
-            operation(self.0[0], other.0[0]),
-            operation(self.0[1], other.0[1]),
-        ])
+        Pair([operation(self.0[0], other.0[0]), operation(self.0[1], other.0[1])])
     }
 }
 
@@ -138,10 +135,7 @@ impl Vector for Pair {
 
     #[inline(always)]
     fn units_above(self, start: f64) -> i64 {
-        self.0
-            .iter()
-            .map(|lane| lane.to_bits().wrapping_sub(start.to_bits()) as i64)
-            .sum()
+        self.0.iter().map(|lane| lane.to_bits().wrapping_sub(start.to_bits()) as i64).sum()
     }
 
     #[inline(always)]
@@ -271,9 +265,7 @@ mod x86 {
                     let mut halves = [f16::ZERO; 8];
                     // SAFETY: both arrays hold what is read and written; the instruction set is there, see the type.
                     unsafe {
-                        let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(
-                            floats.as_ptr(),
-                        ));
+                        let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(floats.as_ptr()));
                         _mm_storeu_si128(halves.as_mut_ptr().cast(), bits);
                     }
                     halves

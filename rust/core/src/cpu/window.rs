@@ -53,10 +53,7 @@ impl Window {
     fn new(terms: Terms, additions: usize, parts: usize) -> Self {
         let carry_bits = (additions * parts).next_power_of_two().ilog2() as i32;
         let bits = 52 - carry_bits;
-        Window {
-            first: (terms.top - bits).max(FINEST),
-            bits,
-        }
+        Window { first: (terms.top - bits).max(FINEST), bits }
     }
 
     fn levels(&self, terms: Terms) -> usize {
@@ -83,9 +80,7 @@ impl<V: Vector, const LEVELS: usize> Lanes<V, LEVELS> {
 
     #[inline(always)]
     fn new(window: &Window) -> Self {
-        Lanes(std::array::from_fn(|level| {
-            [V::splat(window.start(level)); GROUP]
-        }))
+        Lanes(std::array::from_fn(|level| [V::splat(window.start(level)); GROUP]))
     }
 
     /// Adds one term a lane to the `column`-th vectors, from `level` on downwards.
@@ -139,9 +134,7 @@ pub struct Windowed<'a, T, const LEVELS: usize, const SQUARES: bool> {
     pub limbs: &'a mut Limbs,
 }
 
-impl<T: Element, const LEVELS: usize, const SQUARES: bool> Kernel
-    for Windowed<'_, T, LEVELS, SQUARES>
-{
+impl<T: Element, const LEVELS: usize, const SQUARES: bool> Kernel for Windowed<'_, T, LEVELS, SQUARES> {
     type Output = ();
 
     #[inline(always)]
@@ -191,10 +184,7 @@ fn add_group<T: Element, V: Vector, const LEVELS: usize, const SQUARES: bool>(
 #[inline(always)]
 fn prefetch<T, V: Vector>(group: &[T]) {
     const LINE: usize = 64;
-    let ahead = group
-        .as_ptr()
-        .cast::<u8>()
-        .wrapping_add(2 * BLOCK * size_of::<T>());
+    let ahead = group.as_ptr().cast::<u8>().wrapping_add(2 * BLOCK * size_of::<T>());
     for line in (0..size_of_val(group)).step_by(LINE) {
         V::prefetch(ahead.wrapping_add(line));
     }

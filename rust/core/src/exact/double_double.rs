@@ -37,20 +37,14 @@ impl DoubleDouble {
     #[inline(always)]
     pub fn fast_sum(a: f64, b: f64) -> Self {
         let hi = a + b;
-        DoubleDouble {
-            hi,
-            lo: b - (hi - a),
-        }
+        DoubleDouble { hi, lo: b - (hi - a) }
     }
 
     #[inline]
     fn sum(a: f64, b: f64) -> Self {
         let hi = a + b;
         let other = hi - a;
-        DoubleDouble {
-            hi,
-            lo: (a - (hi - other)) + (b - other),
-        }
+        DoubleDouble { hi, lo: (a - (hi - other)) + (b - other) }
     }
 
     /// self + other.
@@ -81,28 +75,16 @@ impl DoubleDouble {
     /// e^self as (mantissa, exponent of two), for |self| below 2^20.
     fn exp(self) -> (Self, i32) {
         let exponent = (self.hi * LOG2_E).round();
-        let ln_2 = DoubleDouble {
-            hi: LN_2,
-            lo: LN_2_REST,
-        };
+        let ln_2 = DoubleDouble { hi: LN_2, lo: LN_2_REST };
         let reduced = self.plus(ln_2.multiply(DoubleDouble::new(-exponent)));
         let halved = 1.0 / f64::from(1 << EXP_HALVINGS);
-        let x = DoubleDouble {
-            hi: reduced.hi * halved,
-            lo: reduced.lo * halved,
-        };
+        let x = DoubleDouble { hi: reduced.hi * halved, lo: reduced.lo * halved };
         let mut less_one = x.divide(f64::from(EXP_TERMS));
         for term in (1..EXP_TERMS).rev() {
-            less_one = less_one
-                .plus(DoubleDouble::new(1.0))
-                .multiply(x)
-                .divide(f64::from(term));
+            less_one = less_one.plus(DoubleDouble::new(1.0)).multiply(x).divide(f64::from(term));
         }
         for _ in 0..EXP_HALVINGS {
-            let doubled = DoubleDouble {
-                hi: 2.0 * less_one.hi,
-                lo: 2.0 * less_one.lo,
-            };
+            let doubled = DoubleDouble { hi: 2.0 * less_one.hi, lo: 2.0 * less_one.lo };
             less_one = doubled.plus(less_one.multiply(less_one));
         }
         (less_one.plus(DoubleDouble::new(1.0)), exponent as i32)
@@ -113,23 +95,15 @@ impl DoubleDouble {
         let guess = self.hi.ln();
         let (mantissa, exponent) = DoubleDouble::new(-guess).exp();
         let scale = power_of_two(exponent);
-        let inverse = DoubleDouble {
-            hi: mantissa.hi * scale,
-            lo: mantissa.lo * scale,
-        };
+        let inverse = DoubleDouble { hi: mantissa.hi * scale, lo: mantissa.lo * scale };
         let correction = self.multiply(inverse).plus(DoubleDouble::new(-1.0));
         DoubleDouble::new(guess).plus(correction)
     }
 
     /// (self x 2^`exponent`)^(1 / `degree`) as (mantissa, exponent of two), for self in [1, 2).
     pub fn root(self, exponent: i32, degree: f64) -> (Self, i32) {
-        let ln_2 = DoubleDouble {
-            hi: LN_2,
-            lo: LN_2_REST,
-        };
-        let ln = self
-            .ln()
-            .plus(ln_2.multiply(DoubleDouble::new(f64::from(exponent))));
+        let ln_2 = DoubleDouble { hi: LN_2, lo: LN_2_REST };
+        let ln = self.ln().plus(ln_2.multiply(DoubleDouble::new(f64::from(exponent))));
         ln.divide(degree).exp()
     }
 }

@@ -26,10 +26,7 @@ pub struct Limbs {
 
 impl Default for Limbs {
     fn default() -> Self {
-        Limbs {
-            limbs: [0; LIMBS],
-            deposits: 0,
-        }
+        Limbs { limbs: [0; LIMBS], deposits: 0 }
     }
 }
 
@@ -82,10 +79,7 @@ impl Limbs {
             return self.merge(other);
         }
         for (limb, &digit) in other.carried().iter().enumerate() {
-            self.deposit(
-                digit as i128 * weight as i128,
-                BASE + (limb as i32) * LIMB_BITS as i32,
-            );
+            self.deposit(digit as i128 * weight as i128, BASE + (limb as i32) * LIMB_BITS as i32);
         }
     }
 
@@ -108,10 +102,7 @@ impl Limbs {
     /// limbs are.
     pub fn from_limbs(limbs: [i64; LIMBS]) -> Self {
         let pending = Limbs { limbs, deposits: 0 };
-        Limbs {
-            limbs: pending.carried(),
-            deposits: 1,
-        }
+        Limbs { limbs: pending.carried(), deposits: 1 }
     }
 
     fn note(&mut self, deposits: u32) {

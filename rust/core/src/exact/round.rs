@@ -109,8 +109,5 @@ fn leading(bits: &Bits, top: i32) -> DoubleDouble {
     let place = (top - 105).max(0);
     let leading = bits.above(place) << (105 - (top - place));
     let (high, low) = ((leading >> 53) as u64, (leading as u64) & ((1 << 53) - 1));
-    DoubleDouble::fast_sum(
-        high as f64 * power_of_two(-52),
-        low as f64 * power_of_two(-105),
-    )
+    DoubleDouble::fast_sum(high as f64 * power_of_two(-52), low as f64 * power_of_two(-105))
 }

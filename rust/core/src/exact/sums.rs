@@ -59,12 +59,8 @@ impl Sums {
         let times = |count: i64| count.saturating_mul(i64::try_from(weight).unwrap_or(i64::MAX));
         self.limbs.merge_weighted(&other.limbs, weight);
         self.nan = self.nan.saturating_add(times(other.nan));
-        self.positive_infinity = self
-            .positive_infinity
-            .saturating_add(times(other.positive_infinity));
-        self.negative_infinity = self
-            .negative_infinity
-            .saturating_add(times(other.negative_infinity));
+        self.positive_infinity = self.positive_infinity.saturating_add(times(other.positive_infinity));
+        self.negative_infinity = self.negative_infinity.saturating_add(times(other.negative_infinity));
         self.zeros = self.zeros.saturating_add(times(other.zeros));
         self.misfits = self.misfits.saturating_add(times(other.misfits));
         self.extreme = self.extreme.max(other.extreme);
@@ -72,8 +68,7 @@ impl Sums {
 
     /// Number of infinite elements of either sign.
     pub fn infinities(&self) -> i64 {
-        self.positive_infinity
-            .saturating_add(self.negative_infinity)
+        self.positive_infinity.saturating_add(self.negative_infinity)
     }
 
     /// Takes one non-finite element into the counts.

@@ -37,9 +37,7 @@ macro_rules! number {
 }
 
 number!(f16, DType::F16, f16::to_f64, |x| f16::from_f32(x as f32));
-number!(bf16, DType::Bf16, bf16::to_f64, |x| bf16::from_f32(
-    x as f32
-));
+number!(bf16, DType::Bf16, bf16::to_f64, |x| bf16::from_f32(x as f32));
 number!(f32, DType::F32, f64::from, |x| x as f32);
 number!(f64, DType::F64, |x| x, |x| x);
 
@@ -58,10 +56,7 @@ pub fn chunk<T: Number>(tensor: u32, values: &[T]) -> Chunk {
 
 /// Chunks of at most `length` elements over a slice.
 pub fn chunks<T: Number>(values: &[T], length: usize) -> Vec<Chunk> {
-    values
-        .chunks(length.max(1))
-        .map(|part| chunk(0, part))
-        .collect()
+    values.chunks(length.max(1)).map(|part| chunk(0, part)).collect()
 }
 
 /// Every instruction set of this machine.
@@ -84,32 +79,11 @@ pub fn sums(chunks: &[Chunk], pass: Pass, threads: usize) -> Sums {
 
 /// The total norm of chunks, with a second pass where powers need one.
 pub fn norm(chunks: &[Chunk], kind: NormKind, simd: Simd, threads: usize) -> f64 {
-    let first = sums(
-        chunks,
-        Pass {
-            kind,
-            scale: None,
-            simd,
-        },
-        threads,
-    );
+    let first = sums(chunks, Pass { kind, scale: None, simd }, threads);
     total(&first, kind, None).unwrap_or_else(|| {
-        let extremes = sums(
-            chunks,
-            Pass {
-                kind: kind.leading(),
-                scale: None,
-                simd,
-            },
-            threads,
-        );
+        let extremes = sums(chunks, Pass { kind: kind.leading(), scale: None, simd }, threads);
         let scale = Some(scale_from(&extremes, kind));
-        total(
-            &sums(chunks, Pass { kind, scale, simd }, threads),
-            kind,
-            scale,
-        )
-        .expect("a scaled pass is final")
+        total(&sums(chunks, Pass { kind, scale, simd }, threads), kind, scale).expect("a scaled pass is final")
     })
 }
 
@@ -118,11 +92,7 @@ pub fn exact_power(x: f64, power: u32) -> BigUint {
     let bits = x.abs().to_bits();
     let biased = (bits >> 52) as i64;
     let fraction = bits & ((1 << 52) - 1);
-    let whole = if biased == 0 {
-        fraction
-    } else {
-        fraction | 1 << 52
-    };
+    let whole = if biased == 0 { fraction } else { fraction | 1 << 52 };
     let exponent = (biased.max(1) - 1075) * i64::from(power);
     BigUint::from(whole).pow(power) << (exponent - UNIT)
 }

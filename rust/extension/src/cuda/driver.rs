@@ -119,10 +119,7 @@ impl Driver {
     /// No driver, or one that is too old or does not start.
     pub fn get() -> Result<&'static Driver, DriverError> {
         static DRIVER: OnceLock<Result<Driver, DriverError>> = OnceLock::new();
-        DRIVER
-            .get_or_init(Driver::open)
-            .as_ref()
-            .map_err(Clone::clone)
+        DRIVER.get_or_init(Driver::open).as_ref().map_err(Clone::clone)
     }
 
     fn open() -> Result<Driver, DriverError> {
@@ -152,15 +149,9 @@ impl Driver {
         let message = match text.is_null() {
             true => "unknown error".into(),
             // SAFETY: not null, so the driver's own zero-terminated string.
-            false => unsafe { CStr::from_ptr(text) }
-                .to_string_lossy()
-                .into_owned(),
+            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
         };
-        Err(DriverError::Call {
-            function,
-            status,
-            message,
-        })
+        Err(DriverError::Call { function, status, message })
     }
 
     fn attribute(&self, device: c_int, attribute: c_int) -> Result<u32, DriverError> {
@@ -191,23 +182,14 @@ impl Context {
         let driver = Driver::get()?;
         let mut device = 0;
         // SAFETY: writes one integer.
-        driver.check("cuDeviceGet", unsafe {
-            (driver.device_get)(&mut device, index)
-        })?;
+        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, index) })?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe {
-            (driver.primary_retain)(&mut handle, device)
-        })?;
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.primary_retain)(&mut handle, device) })?;
         let major = driver.attribute(device, CAPABILITY_MAJOR)?;
         let minor = driver.attribute(device, CAPABILITY_MINOR)?;
         let multiprocessors = driver.attribute(device, MULTIPROCESSORS)?;
-        Ok(Context {
-            driver,
-            handle: handle as usize,
-            architecture: 10 * major + minor,
-            multiprocessors,
-        })
+        Ok(Context { driver, handle: handle as usize, architecture: 10 * major + minor, multiprocessors })
     }
 
     /// Makes the context current on this thread until the guard is dropped; the caller's comes back then.
@@ -216,9 +198,7 @@ impl Context {
     /// The driver refuses.
     pub fn enter(&self) -> Result<Entered<'_>, DriverError> {
         // SAFETY: the handle is that of a retained context.
-        self.driver.check("cuCtxPushCurrent", unsafe {
-            (self.driver.context_push)(self.handle as Handle)
-        })?;
+        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.context_push)(self.handle as Handle) })?;
         Ok(Entered { context: self })
     }
 }
@@ -245,17 +225,13 @@ impl Entered<'_> {
         let driver = self.context.driver;
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the driver reads an ELF image, whose headers bound it, and copies what it needs.
-        driver.check("cuModuleLoadData", unsafe {
-            (driver.module_load)(&mut module, image.as_ptr().cast())
-        })?;
+        driver.check("cuModuleLoadData", unsafe { (driver.module_load)(&mut module, image.as_ptr().cast()) })?;
         // SAFETY: the module was just loaded; the name is zero-terminated.
         let status = unsafe { (driver.module_function)(&mut function, module, entry.as_ptr()) };
         driver.check("cuModuleGetFunction", status)?;
         if shared > SHARED_WITHOUT_ASKING {
             // SAFETY: the function was just found.
-            let status = unsafe {
-                (driver.function_attribute)(function, MAX_DYNAMIC_SHARED, shared as c_int)
-            };
+            let status = unsafe { (driver.function_attribute)(function, MAX_DYNAMIC_SHARED, shared as c_int) };
             driver.check("cuFuncSetAttribute", status)?;
         }
         Ok(Function(function as usize))
@@ -276,18 +252,12 @@ impl Entered<'_> {
         stream: Stream,
         parameters: &mut [*mut c_void],
     ) -> Result<(), DriverError> {
-        let Launch {
-            grid,
-            threads,
-            shared,
-        } = launch;
+        let Launch { grid, threads, shared } = launch;
         let (function, stream) = (function.0 as Handle, stream.0 as Handle);
         // SAFETY: handles of this context; the parameters are the caller's contract.
         let status = unsafe {
             let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-            (self.context.driver.launch_kernel)(
-                function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, extra,
-            )
+            (self.context.driver.launch_kernel)(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, extra)
         };
         self.context.driver.check("cuLaunchKernel", status)
     }

@@ -76,29 +76,17 @@ impl Kernel {
     ) -> PyResult<Self> {
         let context = context(device)?;
         let unknown = |declaration: &String| {
-            PyValueError::new_err(format!(
-                "parameter `{declaration}` of kernel `{symbol}` has an unknown type"
-            ))
+            PyValueError::new_err(format!("parameter `{declaration}` of kernel `{symbol}` has an unknown type"))
         };
         let parameters = parameters
             .iter()
             .map(|declaration| Type::of(declaration).ok_or_else(|| unknown(declaration)))
             .collect::<PyResult<Vec<_>>>()?;
         let entry = CString::new(symbol)?;
-        let function = context
-            .enter()
-            .and_then(|entered| entered.load(code, &entry, shared));
+        let function = context.enter().and_then(|entered| entered.load(code, &entry, shared));
         let most_blocks = context.multiprocessors.saturating_mul(programs);
         let function = function.map_err(|error| failed(symbol, &error))?;
-        Ok(Kernel {
-            context,
-            function,
-            parameters,
-            threads,
-            shared,
-            most_blocks,
-            name: symbol.into(),
-        })
+        Ok(Kernel { context, function, parameters, threads, shared, most_blocks, name: symbol.into() })
     }
 
     /// Queues the kernel on a stream (the driver's handle) for `work` pieces of work; `arguments` are numbers and
@@ -108,36 +96,18 @@ impl Kernel {
     fn launch(&self, stream: u64, work: u32, arguments: &Bound<'_, PyTuple>) -> PyResult<()> {
         if arguments.len() > self.parameters.len() {
             let (given, taken) = (arguments.len(), self.parameters.len());
-            return Err(PyValueError::new_err(format!(
-                "kernel `{}` takes {taken} arguments, not {given}",
-                self.name
-            )));
+            return Err(PyValueError::new_err(format!("kernel `{}` takes {taken} arguments, not {given}", self.name)));
         }
         let mut values = vec![[0; 8]; self.parameters.len()];
-        for ((value, argument), parameter) in values
-            .iter_mut()
-            .zip(arguments.iter_borrowed())
-            .zip(&self.parameters)
-        {
+        for ((value, argument), parameter) in values.iter_mut().zip(arguments.iter_borrowed()).zip(&self.parameters) {
             *value = parameter.pack(&argument)?;
         }
-        let mut pointers: Vec<*mut c_void> = values
-            .iter_mut()
-            .map(|value| value.as_mut_ptr().cast())
-            .collect();
-        let launch = Launch {
-            grid: work.clamp(1, self.most_blocks),
-            threads: self.threads,
-            shared: self.shared,
-        };
-        let entered = self
-            .context
-            .enter()
-            .map_err(|error| failed(&self.name, &error))?;
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+        let launch = Launch { grid: work.clamp(1, self.most_blocks), threads: self.threads, shared: self.shared };
+        let entered = self.context.enter().map_err(|error| failed(&self.name, &error))?;
         // SAFETY: the image's own declarations say how the values are packed, and images.py checked them against
         // what callers pass; callers keep the memory behind addresses until the stream has passed the kernel.
-        let status =
-            unsafe { entered.launch(self.function, launch, Stream(stream), &mut pointers) };
+        let status = unsafe { entered.launch(self.function, launch, Stream(stream), &mut pointers) };
         status.map_err(|error| failed(&self.name, &error))
     }
 }
@@ -152,15 +122,11 @@ pub fn architecture(device: i32) -> PyResult<u32> {
 
 fn context(device: i32) -> PyResult<&'static Context> {
     static CONTEXTS: OnceLock<Mutex<HashMap<i32, &'static Context>>> = OnceLock::new();
-    let mut contexts = CONTEXTS
-        .get_or_init(Mutex::default)
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut contexts = CONTEXTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(context) = contexts.get(&device) {
         return Ok(context);
     }
-    let context =
-        Context::of_device(device).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    let context = Context::of_device(device).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
     // Contexts are few and stay as long as the process, as the driver's own do.
     let context: &'static Context = Box::leak(Box::new(context));
     contexts.insert(device, context);
@@ -168,9 +134,7 @@ fn context(device: i32) -> PyResult<&'static Context> {
 }
 
 fn failed(kernel: &str, error: &DriverError) -> PyErr {
-    PyRuntimeError::new_err(format!(
-        "kernel `{kernel}` did not start, gradients are as they were: {error}"
-    ))
+    PyRuntimeError::new_err(format!("kernel `{kernel}` did not start, gradients are as they were: {error}"))
 }
 
 #[cfg(test)]

@@ -53,9 +53,7 @@ impl WorkList {
     fn write_to(&self, address: usize, capacity: usize) -> PyResult<()> {
         if address == 0 || capacity < self.size() {
             let size = self.size();
-            return Err(PyValueError::new_err(format!(
-                "`capacity` is {capacity}; the list takes {size} bytes"
-            )));
+            return Err(PyValueError::new_err(format!("`capacity` is {capacity}; the list takes {size} bytes")));
         }
         let to = address as *mut u8;
         let (segments, owners) = (&self.segments, &self.owners);
@@ -77,17 +75,10 @@ pub fn work_lists(segments: &[Segment], chunk: u64, reals: bool) -> PyResult<Vec
     let mut lists: Vec<WorkList> = Vec::new();
     for segment in segments {
         let segment = if reals { as_reals(segment) } else { *segment };
-        let place = lists
-            .iter()
-            .position(|list| list.dtype == segment.dtype)
-            .unwrap_or_else(|| {
-                lists.push(WorkList {
-                    dtype: segment.dtype,
-                    segments: Vec::new(),
-                    owners: Vec::new(),
-                });
-                lists.len() - 1
-            });
+        let place = lists.iter().position(|list| list.dtype == segment.dtype).unwrap_or_else(|| {
+            lists.push(WorkList { dtype: segment.dtype, segments: Vec::new(), owners: Vec::new() });
+            lists.len() - 1
+        });
         lists[place].push(&segment, chunk)?;
     }
     Ok(lists)
@@ -105,10 +96,7 @@ fn as_reals(segment: &Segment) -> Segment {
         DType::C64 => DType::F32,
         DType::C128 => DType::F64,
         real => {
-            return Segment {
-                dtype: real,
-                ..reals
-            };
+            return Segment { dtype: real, ..reals };
         }
     };
     reals.layout.row_length *= 2;
@@ -122,9 +110,7 @@ impl WorkList {
         let owner = i32::try_from(self.segments.len() / FIELDS);
         let last = i32::try_from(self.owners.len() as u64 + cut.count);
         let (Ok(owner), Ok(_)) = (owner, last) else {
-            return Err(PyValueError::new_err(
-                "gradients have more than 2^31 chunks; clip them in several lists",
-            ));
+            return Err(PyValueError::new_err("gradients have more than 2^31 chunks; clip them in several lists"));
         };
         let fields = [
             segment.address,
@@ -139,8 +125,7 @@ impl WorkList {
             cut.row_length,
         ];
         self.segments.extend(fields.map(|field| field as i64));
-        self.owners
-            .resize(self.owners.len() + cut.count as usize, owner);
+        self.owners.resize(self.owners.len() + cut.count as usize, owner);
         Ok(())
     }
 }
@@ -169,45 +154,26 @@ mod tests {
             let s = &list.segments[owner as usize * FIELDS..][..FIELDS];
             let local = number as i64 - s[6];
             let (row, column) = (local / s[8] * s[7], local % s[8] * s[9]);
-            (
-                s[0] + (row * s[3] + column) * bytes,
-                s[7].min(s[1] - row),
-                s[9].min(s[2] - column),
-                s[3],
-            )
+            (s[0] + (row * s[3] + column) * bytes, s[7].min(s[1] - row), s[9].min(s[2] - column), s[3])
         };
         list.owners.iter().enumerate().map(chunk).collect()
     }
 
     #[test]
     fn chunks_are_those_of_the_plan() {
-        for (sizes, strides) in [
-            (&[1000][..], &[1][..]),
-            (&[70, 30], &[40, 1]),
-            (&[5, 900], &[1000, 1]),
-            (&[50], &[2]),
-        ] {
+        for (sizes, strides) in [(&[1000][..], &[1][..]), (&[70, 30], &[40, 1]), (&[5, 900], &[1000, 1]), (&[50], &[2])]
+        {
             let plan = planned(sizes, strides, DType::Bf16);
             let lists = work_lists(&plan.devices[0].sums, 256, true).expect("few chunks");
             let expected: Vec<_> = plan.devices[0]
                 .sum_chunks(256)
-                .map(|c| {
-                    (
-                        c.address as i64,
-                        c.rows as i64,
-                        c.row_length as i64,
-                        c.row_stride as i64,
-                    )
-                })
+                .map(|c| (c.address as i64, c.rows as i64, c.row_length as i64, c.row_stride as i64))
                 .collect();
             let found = walked(&lists[0]);
             assert_eq!(found.len(), expected.len());
             for (a, b) in found.into_iter().zip(expected) {
                 assert_eq!((a.0, a.1, a.2), (b.0, b.1, b.2));
-                assert!(
-                    a.1 == 1 || a.3 == b.3,
-                    "the stride matters from two rows on"
-                );
+                assert!(a.1 == 1 || a.3 == b.3, "the stride matters from two rows on");
             }
         }
     }
@@ -222,23 +188,10 @@ mod tests {
 
     #[test]
     fn one_list_for_each_type() {
-        let (a, b) = (
-            planned(&[7], &[1], DType::F16),
-            planned(&[9], &[1], DType::F32),
-        );
-        let segments = [
-            a.devices[0].sums[0],
-            b.devices[0].sums[0],
-            a.devices[0].sums[0],
-        ];
+        let (a, b) = (planned(&[7], &[1], DType::F16), planned(&[9], &[1], DType::F32));
+        let segments = [a.devices[0].sums[0], b.devices[0].sums[0], a.devices[0].sums[0]];
         let lists = work_lists(&segments, 4, false).expect("few chunks");
-        assert_eq!(
-            lists
-                .iter()
-                .map(|list| list.owners.len())
-                .collect::<Vec<_>>(),
-            [4, 3]
-        );
+        assert_eq!(lists.iter().map(|list| list.owners.len()).collect::<Vec<_>>(), [4, 3]);
         assert!(lists[0].same_as(&work_lists(&segments, 4, false).expect("few chunks")[0]));
         assert!(!lists[0].same_as(&lists[1]));
     }
