@@ -10,5 +10,12 @@ what one rank brings, `exchange` the rounds that carry it, `failure` how all ran
 from gradclip.sharding.failure import ShardedClipError
 from gradclip.sharding.ownership import Ownership, OwnershipError
 from gradclip.sharding.placements import register_unique_placement
+from gradclip.sharding.session import Sharding
 
-__all__ = ["Ownership", "OwnershipError", "ShardedClipError", "register_unique_placement"]
+__all__ = [
+    "Ownership",
+    "OwnershipError",
+    "ShardedClipError",
+    "Sharding",
+    "register_unique_placement",
+]
