@@ -16,8 +16,7 @@ def _from_below(scratch, values):
     tl.debug_barrier()
     tl.store(scratch + lanes, values)
     tl.debug_barrier()
-    below = tl.load(scratch + lanes - 1, mask=lanes > 0, other=0, volatile=True)
-    return below
+    return tl.load(scratch + lanes - 1, mask=lanes > 0, other=0, volatile=True)
 
 
 @triton.jit
@@ -73,7 +72,7 @@ def collect(stripes, scratch):
         part = tl.load(stripes + stripe * SUMS_LENGTH + lanes, mask=inside, other=0, volatile=True)
         sums += part
         keys = tl.maximum(keys, part ^ NONE)
-    tl.debug_barrier()                   # a lane may be read and cleared by different threads
+    tl.debug_barrier()  # a lane may be read and cleared by different threads
     for stripe in range(STRIPES):
         tl.store(stripes + stripe * SUMS_LENGTH + lanes, sums * 0, mask=inside)
     limbs = carry(tl.where(lanes < LIMBS, sums, 0), scratch)

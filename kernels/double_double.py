@@ -69,7 +69,9 @@ def exp(high, low):
     low = low * EXP_HALVED
     less_one_high, less_one_low = over(high, low, EXP_TERMS + 0.0 * high)
     for step in range(1, EXP_TERMS):
-        less_one_high, less_one_low = plus(less_one_high, less_one_low, 1.0 + 0.0 * high, 0.0 * high)
+        less_one_high, less_one_low = plus(
+            less_one_high, less_one_low, 1.0 + 0.0 * high, 0.0 * high
+        )
         less_one_high, less_one_low = times(less_one_high, less_one_low, high, low)
         divisor = (EXP_TERMS - step) + 0.0 * high
         less_one_high, less_one_low = over(less_one_high, less_one_low, divisor)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .chunks import draw_chunk, find_chunk
-from .finish import COUNT, MAX, MIN, finish_if_last
+from .finish import COUNT, MIN, finish_if_last
 from .limbs import (
     BASE,
     EXTREME,
@@ -91,8 +91,10 @@ def _single(keys, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _read(address, rows, row_length, row_stride, DTYPE: tl.constexpr, KIND: tl.constexpr,
-          TILE: tl.constexpr, AHEAD: tl.constexpr, WORD: tl.constexpr, ITEM: tl.constexpr):  # fmt: skip
+def _read(
+    address, rows, row_length, row_stride, DTYPE: tl.constexpr, KIND: tl.constexpr,
+    TILE: tl.constexpr, AHEAD: tl.constexpr, WORD: tl.constexpr, ITEM: tl.constexpr,
+):  # fmt: skip
     """The chunk's best key or count, and whether any element is not finite."""
     INT: tl.constexpr = tl.int64 if WORD == 8 else tl.int32
     lanes = tl.arange(0, TILE)
@@ -128,7 +130,7 @@ def _read(address, rows, row_length, row_stride, DTYPE: tl.constexpr, KIND: tl.c
         keys = tl.where(start + lanes < scattered, _single(_keys(word, DTYPE, KIND), DTYPE), 0)
         best, other = _add(best, other, keys, DTYPE, KIND)
     if DTYPE == tl.bfloat16 or DTYPE == tl.float16:
-        flags = flags & -2147450880                          # 0x80008000
+        flags = flags & -2147450880  # 0x80008000
         if KIND == COUNT:
             result = tl.sum((best & 0xFFFF) + (best >> 16), 0)
         else:
@@ -143,7 +145,7 @@ def _read(address, rows, row_length, row_stride, DTYPE: tl.constexpr, KIND: tl.c
 def _extreme_key(best, DTYPE: tl.constexpr, KIND: tl.constexpr):
     """The key of the finish: float64 bits of the magnitude, complemented for the smallest."""
     if KIND == MIN:
-        best = _single(_keys(best, DTYPE, KIND), DTYPE)      # complemented twice: the magnitude
+        best = _single(_keys(best, DTYPE, KIND), DTYPE)  # complemented twice: the magnitude
     bits = widen(best, DTYPE).to(tl.int64, bitcast=True)
     return ~bits if KIND == MIN else bits
 
@@ -177,7 +179,7 @@ def extremes(
             )
         if KIND == COUNT:
             count(target + -BASE // 32, best, weight)
-        elif best >= 0:                                      # something but NaN
+        elif best >= 0:  # something but NaN
             key = _extreme_key(best, DTYPE, KIND) ^ -9223372036854775808
             place = (target + EXTREME).to(tl.pointer_type(tl.uint64))
             tl.atomic_max(place, key.to(tl.uint64, bitcast=True), sem="relaxed")

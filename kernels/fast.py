@@ -15,7 +15,7 @@ from .words import magnitudes, narrow, narrow_upper
 @triton.jit
 def _add_word(levels, flags, word, limit, P: tl.constexpr, DTYPE: tl.constexpr):
     SHORT_CUBES: tl.constexpr = DTYPE == tl.bfloat16
-    if DTYPE != tl.float16:                 # all of float16 fits its window
+    if DTYPE != tl.float16:  # all of float16 fits its window
         flags = note_small(flags, word, limit, DTYPE)
     if P != 2:
         word = magnitudes(word, DTYPE)
@@ -51,7 +51,7 @@ def add_fitting(
     STEP: tl.constexpr = AHEAD * TILE
     whole = tl.maximum(words // STEP, 1) * STEP
     ahead = first
-    for start in range(STEP, whole, STEP):          # the next tiles are under way meanwhile
+    for start in range(STEP, whole, STEP):  # the next tiles are under way meanwhile
         following = ()
         for tile in tl.static_range(AHEAD):
             following = following + (tl.load(data + start + tile * TILE + lanes),)

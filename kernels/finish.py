@@ -26,8 +26,11 @@ def _extreme(key, KIND: tl.constexpr):
 
 @triton.jit
 def _power_total(sums, total, degree, infinities):
-    """p > 0: an infinity decides. p < 0: a zero gives 0, infinities add nothing, and alone give
-    infinity; the root of an empty sum means that there is nothing else."""
+    """The rules for zeros and infinities.
+
+    p > 0: an infinity decides. p < 0: a zero gives 0, infinities add nothing, and alone give
+    infinity; the root of an empty sum means that there is nothing else.
+    """
     zeros = tl.load(sums + ZEROS, volatile=True)
     is_empty = total == float("inf")
     negative = tl.where(is_empty & (infinities == 0), 0.0, total)
@@ -61,10 +64,12 @@ def total_norm(sums, limbs, degree, exponent, KIND: tl.constexpr):
 
 @triton.jit
 def coefficient(total, max_norm, eps):
-    """min(1, max_norm / (total + eps)) as `torch.nn.utils.clip_grad_norm_`; NaN stays NaN, an
-    infinite `max_norm` gives 1 whatever the total."""
+    """min(1, max_norm / (total + eps)) as `torch.nn.utils.clip_grad_norm_`.
+
+    NaN stays NaN; an infinite `max_norm` gives 1 whatever the total.
+    """
     ratio = max_norm / (total + eps)
-    nothing = (ratio != ratio) & (total == total)          # 0 / 0: nothing to scale
+    nothing = (ratio != ratio) & (total == total)  # 0 / 0: nothing to scale
     ratio = tl.where(nothing | (ratio > 1.0), 1.0, ratio)
     return tl.where(max_norm == float("inf"), 1.0, ratio)
 
@@ -95,7 +100,7 @@ def _write_sums(stripes, scratch, output):
 @triton.jit
 def _is_last(turns):
     """Whether this program is the last one to end; all of their deposits are visible then."""
-    tl.debug_barrier()                   # deposits of the whole program come before its ticket
+    tl.debug_barrier()  # deposits of the whole program come before its ticket
     drawn = tl.atomic_add(turns + 1, 1, sem="acq_rel")
     is_last = drawn == tl.num_programs(0) - 1
     if is_last:
@@ -111,9 +116,8 @@ def collect_if_last(stripes, turns, scratch, output, then):
     turns: int32[2], zero before and after: chunks drawn, programs done. output:
     int64[SUMS_LENGTH], the carried sums.
     """
-    if _is_last(turns):
-        if then != NOTHING:
-            _write_sums(stripes, scratch, output)
+    if _is_last(turns) & (then != NOTHING):
+        _write_sums(stripes, scratch, output)
 
 
 @triton.jit
@@ -122,12 +126,11 @@ def finish_if_last(
     KIND: tl.constexpr,
 ):  # fmt: skip
     """As `collect_if_last`; the last program then finishes. result: see `write_result`."""
-    if _is_last(turns):
-        if then != NOTHING:
-            sums = _write_sums(stripes, scratch, output)
-            if then == FINISH:
-                total = total_norm(output, sums, degree, 0, KIND)
-                write_result(result, total, max_norm, eps, loss_scale, KIND)
+    if _is_last(turns) & (then != NOTHING):
+        sums = _write_sums(stripes, scratch, output)
+        if then == FINISH:
+            total = total_norm(output, sums, degree, 0, KIND)
+            write_result(result, total, max_norm, eps, loss_scale, KIND)
 
 
 @triton.jit

@@ -18,8 +18,10 @@ MOST_LEVELS = tl.constexpr(8)
 
 @triton.jit
 def start_bits(grid, level: tl.constexpr, WIDTH: tl.constexpr):
-    """Bits of where the lanes of a level start: rests have either sign, so below the first level
-    that is the middle of the binade."""
+    """Bits of where the lanes of a level start.
+
+    Rests have either sign: below the first level that is the middle of the binade.
+    """
     HALF: tl.constexpr = 0 if level == 0 else 1 << 51
     return ((grid - level * WIDTH + 52 + 1023).to(tl.int64) << 52) + HALF
 

@@ -31,7 +31,7 @@ def power_of_two(exponent):
 
 @triton.jit
 def _add(limbs, wholes, places):
-    """Adds wholes * 2**(places + BASE), |whole| < 2**62, as three pieces below 2**33 in magnitude."""
+    """Adds wholes * 2**(places + BASE), |whole| < 2**62, as three pieces below 2**33 each."""
     limb = limbs + places // 32
     shift = (places % 32).to(tl.int64)
     low = (wholes & MASK) << shift

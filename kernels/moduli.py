@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from .double_double import plus, times
-from .limbs import power_of_two
 from .roots import times_power_of_two
 
 
@@ -12,15 +11,17 @@ from .roots import times_power_of_two
 def _exponents(x):
     """floor(log2 x) of positive float64."""
     is_tiny = x < 2.2250738585072014e-308
-    lifted = tl.where(is_tiny, x * 18446744073709551616.0, x)      # 2**64
+    lifted = tl.where(is_tiny, x * 18446744073709551616.0, x)  # 2**64
     field = (lifted.to(tl.int64, bitcast=True) >> 52).to(tl.int32)
     return field - 1023 - tl.where(is_tiny, 64, 0)
 
 
 @triton.jit
 def modulus(real, imaginary):
-    """|real + i * imaginary|: the root of the double-double sum of squares, scaled so that nothing
-    leaves float64's range; NaN if a part is NaN, else infinite if a part is."""
+    """|real + i * imaginary|: NaN if a part is NaN, else infinite if a part is.
+
+    The root of the double-double sum of squares, scaled so that nothing leaves float64's range.
+    """
     real = tl.abs(real)
     imaginary = tl.abs(imaginary)
     is_nan = (real != real) | (imaginary != imaginary)

@@ -1,4 +1,4 @@
-"""One pass for every other norm type: terms |x|**p in float64, and complex moduli for all but p = 2.
+"""One pass for every other norm type: terms |x|**p in float64; complex moduli for all but p = 2.
 
 The slow way, for rare p: each chunk is walked once to count and to find the range of its terms, and
 once more for each band of exponents that they take. Integer p: binary powering in double-double,
@@ -54,13 +54,14 @@ def _values(address, index, elements, row_length, row_stride, DTYPE: tl.constexp
 def _power(x, p):
     """x**p of positive finite float64."""
     term = x
+    p = tl.full((), p, tl.float64)
     if (p > 0) & (tl.floor(p) == p) & (p < 4294967296.0):
         whole = p.to(tl.int64)
         top = (p.to(tl.int64, bitcast=True) >> 52).to(tl.int32) - 1023
         zero = x * 0.0
         high = x
         low = zero
-        for step in range(0, top):
+        for step in range(top):
             high, low = times(high, low, high, low)
             more_high, more_low = times(high, low, x, zero)
             is_set = ((whole >> (top - 1 - step).to(tl.int64)) & 1) == 1
@@ -80,10 +81,7 @@ def _terms(value, kind, p, exponent, divisor):
     x = tl.where(is_some, x, 1.0)
     term = x
     if kind == POWER:
-        if divisor > 0:
-            x = x / divisor
-        else:
-            x = times_power_of_two(x, -exponent)
+        x = tl.where(divisor > 0, x / divisor, times_power_of_two(x, -exponent))
         is_some = is_some & (x > 0)
         term = _power(tl.where(is_some, x, 1.0), p)
         is_some = is_some & (term >= SMALLEST_TERM) & (term <= LARGEST_TERM)
@@ -91,8 +89,10 @@ def _terms(value, kind, p, exponent, divisor):
 
 
 @triton.jit
-def _take_census(limbs, address, elements, row_length, row_stride, weight, kind, p, exponent,
-                 divisor, DTYPE: tl.constexpr, IS_COMPLEX: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+def _take_census(
+    limbs, address, elements, row_length, row_stride, weight, kind, p, exponent, divisor,
+    DTYPE: tl.constexpr, IS_COMPLEX: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Counts, the extreme magnitude, and bits of the smallest and largest term but 0."""
     lanes = tl.arange(0, TILE)
     INFINITE: tl.constexpr = 0x7FF0000000000000
@@ -152,9 +152,7 @@ def _add_band(limbs, address, elements, row_length, row_stride, weight, kind, p,
     upper = times_power_of_two(1.0 + 0.0 * p, high)
     down = power_of_two(-(high // 2))
     for start in range(0, elements, TILE):
-        value = _values(
-            address, start + lanes, elements, row_length, row_stride, DTYPE, IS_COMPLEX
-        )
+        value = _values(address, start + lanes, elements, row_length, row_stride, DTYPE, IS_COMPLEX)
         term = _terms(value, kind, p, exponent, divisor)
         term = tl.where((term >= lower) & (term < upper), term, 0.0)
         levels = add_term(levels, (term * down) * down, 1, False)

@@ -28,7 +28,7 @@ def _add_in_band(levels, odd, x, lower, upper, down, P: tl.constexpr):
     kept = tl.where((x >= lower) & (x < upper), x, 0.0)
     odd = odd | (kept != x).to(tl.int32)
     if x.dtype == tl.float64:
-        kept = (kept * down) * down          # squares of float64 need the scale
+        kept = (kept * down) * down  # squares of float64 need the scale
     return add_term(levels, kept, P, False), odd
 
 
@@ -129,16 +129,17 @@ def band_exponents(p, dtype, levels, width, growth):
 
 @triton.jit
 def add_in_bands(
-    limbs, address, rows, row_length, row_stride, weight, data, head, words, tail, middle, needs_census,
+    limbs, address, rows, row_length, row_stride, weight, data, head, words, tail, middle,
+    needs_census,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
     GROWTH: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Adds the chunk to the limbs. The first band lies around 2**middle, unless a census comes first.
+    """Adds the chunk to the limbs: a band around 2**middle first, or else a census.
 
     A sample's smallest and largest elements lie about as far inside of the chunk's.
     """
     BAND: tl.constexpr = band_exponents(P, DTYPE, LEVELS, WIDTH, GROWTH)
-    high = (middle + BAND // 2 + 2048) // 2 * 2 - 2048       # even
+    high = (middle + BAND // 2 + 2048) // 2 * 2 - 2048  # even
     band = high * 0
     last = band
     done = band + NEVER
@@ -157,10 +158,10 @@ def add_in_bands(
             )
             is_counted += 1
             if pending != 0:
-                high = (top + 2 + 2048) // 2 * 2 - 2048      # just above the largest, even
+                high = (top + 2 + 2048) // 2 * 2 - 2048  # just above the largest, even
             else:
                 done = band
-            band = (top - high + BAND * 64) // BAND - 63     # the band that holds 2**top
+            band = (top - high + BAND * 64) // BAND - 63  # the band that holds 2**top
             last = (low - high + BAND * 64) // BAND - 63
             last = tl.where(any_finite, last, band + 1)
             band += 1

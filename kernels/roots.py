@@ -91,7 +91,7 @@ def square_root(sums, limbs):
     unit = tl.maximum((top + BASE + 4096) // 2 - 2048 - 52, SMALLEST)
     place = 2 * (unit - 1) - BASE
     doubled = tl.sqrt(_approximate(sums, place)).to(tl.int64)
-    rest = low_bits(sums, place) - doubled * doubled       # true modulo 2**64, and small
+    rest = low_bits(sums, place) - doubled * doubled  # true modulo 2**64, and small
     for _ in range(8):
         if rest < 0:
             doubled -= 1

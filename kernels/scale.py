@@ -34,7 +34,7 @@ def _limited(x, limit, DTYPE: tl.constexpr):
     """x in [-limit, limit], for a limit that the type holds; NaN stays."""
     WIDE: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
     wide = x.to(WIDE)
-    bound = limit.to(WIDE)
+    bound = tl.full((), limit, WIDE)
     return tl.where(wide > bound, bound, tl.where(wide < -bound, -bound, wide)).to(DTYPE)
 
 
@@ -53,7 +53,7 @@ def _change_run(
     """A run without gaps: whole tiles from its first 16-byte boundary carry no mask."""
     lanes = tl.arange(0, TILE)
     start = address.to(tl.pointer_type(DTYPE))
-    head, words, tail = split_run(address, 1, length, ITEM, ITEM)
+    head, words, _ = split_run(address, 1, length, ITEM, ITEM)
     if head > 0:
         _change(start + lanes, lanes < head, number, DTYPE, CLAMP)
     body = tl.multiple_of((address + head * ITEM).to(tl.pointer_type(DTYPE)), 16)

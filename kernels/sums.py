@@ -24,6 +24,7 @@ from .windows import (
 )
 from .words import magnitudes
 
+
 @triton.jit
 def _largest(word, DTYPE: tl.constexpr):
     """Bits of the largest magnitude in a tile of words."""
@@ -103,20 +104,20 @@ def sums(
         sample, largest = _sample(
             first[0], address, rows, row_length, row_stride, is_known, DTYPE, TILE
         )
-        if largest != 0:                    # all zeros: the window of the chunk before will do
+        if largest != 0:  # all zeros: the window of the chunk before will do
             exponent = exponent_of(largest, DTYPE)
             is_known = 1
         grid = first_grid(exponent, P, DTYPE, GROWTH, SLACK)
-        threshold = threshold_bits(
-            smallest_exponent(grid - (LEVELS - 1) * WIDTH, P, DTYPE), DTYPE
-        )
+        threshold = threshold_bits(smallest_exponent(grid - (LEVELS - 1) * WIDTH, P, DTYPE), DTYPE)
         target = stripe
         if details.to(tl.int64) != 0:
             target = details + tensor * SUMS_LENGTH
         is_finite = exponent < INFINITE
         is_wide = is_finite == 0
         if DTYPE != tl.float16:
-            small = note_small(tl.zeros([TILE], tl.int32), sample, carry_limit(threshold, DTYPE), DTYPE)
+            small = note_small(
+                tl.zeros([TILE], tl.int32), sample, carry_limit(threshold, DTYPE), DTYPE
+            )
             is_wide = is_wide | (tl.max(is_flagged(small, DTYPE).to(tl.int32), 0) != 0)
         if DTYPE == tl.float64:
             is_wide = is_wide | (exponent > SAFE) | (exponent < -SAFE)

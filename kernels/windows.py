@@ -12,7 +12,9 @@ from .words import bias, fraction_bits, magnitudes
 
 
 @triton.jit
-def first_grid(exponent, P: tl.constexpr, DTYPE: tl.constexpr, GROWTH: tl.constexpr, SLACK: tl.constexpr):
+def first_grid(
+    exponent, P: tl.constexpr, DTYPE: tl.constexpr, GROWTH: tl.constexpr, SLACK: tl.constexpr
+):
     """Grid of the first level for elements around 2**exponent, 2**GROWTH of them a lane.
 
     float16 has so few exponents that one window holds them all.
@@ -28,10 +30,10 @@ def smallest_exponent(bottom, P: tl.constexpr, DTYPE: tl.constexpr):
     """The least e such that terms of all elements from 2**e up are multiples of 2**bottom."""
     FRACTION: tl.constexpr = fraction_bits(DTYPE)
     if P == 3 and DTYPE == tl.float32:
-        return (bottom + 52 + 2 + 300 * 3) // 3 - 300          # cubes are rounded to 53 bits
+        return (bottom + 52 + 2 + 300 * 3) // 3 - 300  # cubes are rounded to 53 bits
     exponent = (bottom + P - 1 + 2400 * P) // P - 2400 + FRACTION
     if P == 3 and DTYPE == tl.bfloat16:
-        return tl.maximum(exponent, -42)                       # cubes stay exact in float32
+        return tl.maximum(exponent, -42)  # cubes stay exact in float32
     else:
         return exponent
 
@@ -86,7 +88,7 @@ def is_flagged(flags, DTYPE: tl.constexpr):
     if DTYPE == tl.float64 or DTYPE == tl.float32:
         return flags < 0
     else:
-        return (flags & -2147450880) != 0                      # 0x80008000
+        return (flags & -2147450880) != 0  # 0x80008000
 
 
 @triton.jit
@@ -94,7 +96,7 @@ def exponent_of(bits, DTYPE: tl.constexpr):
     """floor(log2 |x|) of a finite positive scalar from its magnitude bits, as int32."""
     if DTYPE == tl.float64:
         x = bits.to(tl.float64, bitcast=True)
-        lifted = tl.where(bits < (1 << 52), x * 18014398509481984.0, x)      # 2**54
+        lifted = tl.where(bits < (1 << 52), x * 18014398509481984.0, x)  # 2**54
         field = (lifted.to(tl.int64, bitcast=True) >> 52).to(tl.int32)
         return field - 1023 - tl.where(bits < (1 << 52), 54, 0)
     elif DTYPE == tl.float32:
@@ -107,5 +109,5 @@ def exponent_of(bits, DTYPE: tl.constexpr):
 
 @triton.jit
 def _exponent_of_single(x):
-    wide = x.to(tl.float64)                                    # normal there, whatever it was here
+    wide = x.to(tl.float64)  # normal there, whatever it was here
     return (wide.to(tl.int64, bitcast=True) >> 52).to(tl.int32) - 1023

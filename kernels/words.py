@@ -7,6 +7,7 @@ elements at once. An element that comes alone is a word whose upper half is zero
 import triton
 import triton.language as tl
 
+FRACTION_BITS = {tl.float16: 10, tl.bfloat16: 7, tl.float32: 23, tl.float64: 52}
 
 
 @triton.constexpr_function
@@ -18,14 +19,16 @@ def bias(dtype):
 @triton.constexpr_function
 def fraction_bits(dtype):
     """Stored bits of the significand."""
-    return {tl.float16: 10, tl.bfloat16: 7, tl.float32: 23, tl.float64: 52}[dtype]
+    return FRACTION_BITS[dtype]
 
 
 @triton.constexpr_function
 def infinity_bits(dtype):
     """Bits of the type's infinity."""
     exponents = {tl.float16: 0x1F, tl.bfloat16: 0xFF, tl.float32: 0xFF, tl.float64: 0x7FF}
-    return exponents[dtype] << {tl.float16: 10, tl.bfloat16: 7, tl.float32: 23, tl.float64: 52}[dtype]
+    return (
+        exponents[dtype] << {tl.float16: 10, tl.bfloat16: 7, tl.float32: 23, tl.float64: 52}[dtype]
+    )
 
 
 @triton.jit
