@@ -138,7 +138,7 @@ def test_arithmetic_around_the_clip(backend: str) -> None:
 
 
 OPERATORS: dict[str, tuple[Any, ...]] = {
-    "clip_": (1.0, 2.0, False, None, 1e-6, 1.0),
+    "clip_": (2.0, 1.0, 1e-6, 1.0, False, None),
     "total_norm": (2.0, False, torch.float64),
     "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
     "clamp_": (0.5,),

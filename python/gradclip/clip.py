@@ -12,9 +12,9 @@ from gradclip import _core, arguments, compiled, engine, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
+from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.clip import tell_all_ranks
-from gradclip.sharding.contribution import Settings
 from gradclip.sharding.session import Sharding, refuse_unknown, session_for
 
 if TYPE_CHECKING:
@@ -72,46 +72,52 @@ def clip_(
         In every case before any gradient was written.
     """
     try:
-        max_norm = arguments.limit(max_norm, "max_norm")
-        norm_type, eps = arguments.order(norm_type), arguments.epsilon(eps)
-        dtype, loss_scale = arguments.result_dtype(dtype), arguments.loss_scale(scale)
+        settings = Settings(
+            arguments.order(norm_type),
+            arguments.limit(max_norm, "max_norm"),
+            arguments.epsilon(eps),
+            arguments.loss_scale(scale),
+            error_if_nonfinite,
+        )
+        dtype = arguments.result_dtype(dtype)
     except (TypeError, ValueError) as refusal:
         tell_all_ranks(refusal, parameters, grad, sharding)
         raise
     if torch.compiler.is_compiling() and not sharding:
-        return compiled.clip_(
-            parameters, grad, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale
-        )
+        return compiled.clip_(parameters, grad, settings, dtype)
     given = listed(parameters)
     if session := session_for(given, grad, sharding):
-        settings = Settings(norm_type, max_norm, eps, loss_scale, error_if_nonfinite)
         return sharded.clip_(session, given, settings, dtype)[0]
     found = gradients.of(given, grad)
-    if not found.tensors:
-        return no_gradient(given, dtype)
-    return clip_found_(found, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
+    return clip_found_(found, settings, dtype) if found.tensors else no_gradient(given, dtype)
 
 
-def clip_found_(
-    found: Gradients,
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
-    eps: float,
-    loss_scale: float,
-) -> Tensor:
+def clip_found_(found: Gradients, settings: Settings, dtype: torch.dtype | None) -> Tensor:
     """`clip_` of gradients that were read, with arguments that were checked."""
-    if loss_scale == 1 and (device := engine.on_one_device(found, norm_type)):
-        written = device.totals(norm_type, max_norm, eps, loss_scale)
-        total_norm = _on_device(found, written, norm_type, error_if_nonfinite, dtype)
+    if device := engine.on_one_device(found, settings):
+        written = device.totals(settings)
+        total_norm = _on_device(found, written, settings, dtype)
         device.scale_by_result_(written)
         engine.written(found)
         return total_norm
-    total = totals.unscaled(engine.total(found, norm_type), norm_type, loss_scale)
-    result = result_of(found, total, norm_type, error_if_nonfinite, dtype)
-    engine.scale_(found, _core.coefficient(total, max_norm, eps) / loss_scale)
-    return result
+    total_norm, factor = total_and_factor(found, settings, dtype)
+    engine.scale_(found, factor)
+    return total_norm
+
+
+def total_and_factor(
+    found: Gradients, settings: Settings, dtype: torch.dtype | None
+) -> tuple[Tensor, float]:
+    """The total norm for the caller, and what gradients are to be multiplied by.
+
+    Raises:
+        RuntimeError: the total must be finite and is not.
+    """
+    exact = engine.total(found, settings.norm_type)
+    total = totals.unscaled(exact, settings.norm_type, settings.scale)
+    _refuse_non_finite(total, settings)
+    factor = _core.coefficient(total, settings.max_norm, settings.eps) / settings.scale
+    return totals.tensor_of(total, dtype or found.total_dtype, found.device), factor
 
 
 @without_grad
@@ -146,24 +152,22 @@ def get_total_norm(
     returned tensor remembers its float64: `clip_grads_with_norm_` writes what `clip_` would.
     """
     try:
-        norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
+        settings = Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
+        dtype = arguments.result_dtype(dtype)
     except (TypeError, ValueError) as refusal:
         tell_all_ranks(refusal, tensors, None, sharding)
         raise
     if torch.compiler.is_compiling() and not sharding:
-        return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype)
+        return compiled.total_norm(tensors, settings, dtype)
     given = listed(tensors)
     if session := session_for(given, None, sharding):
-        settings = Settings(norm_type, error_if_nonfinite=error_if_nonfinite)
         return sharded.total_norm(session, given, settings, dtype)
     found = gradients.given(given)
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
-    if device := engine.on_one_device(found, norm_type):
-        written = device.totals(norm_type, math.inf, 0.0, 1.0)
-        return _on_device(found, written, norm_type, error_if_nonfinite, dtype)
-    total = engine.total(found, norm_type)
-    return result_of(found, total, norm_type, error_if_nonfinite, dtype)
+    if device := engine.on_one_device(found, settings):
+        return _on_device(found, device.totals(settings), settings, dtype)
+    return total_and_factor(found, settings, dtype)[0]
 
 
 @without_grad
@@ -204,38 +208,21 @@ def clip_grads_with_norm_(
     return None
 
 
-def result_of(
-    found: Gradients,
-    total: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """The total as a tensor for the caller; raises RuntimeError if it must be finite and is not."""
-    if error_if_nonfinite:
-        _refuse_non_finite(total, norm_type)
-    return totals.tensor_of(total, dtype or found.total_dtype, found.device)
-
-
 def _on_device(
-    found: Gradients,
-    written: Tensor,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
+    found: Gradients, written: Tensor, settings: Settings, dtype: torch.dtype | None
 ) -> Tensor:
-    """The same from what the kernels wrote; the host reads it only if it must be finite."""
-    if error_if_nonfinite:
-        _refuse_non_finite(float(written[0]), norm_type)
+    """The total from what the kernels wrote; the host reads it only if it must be finite."""
+    if settings.error_if_nonfinite:
+        _refuse_non_finite(float(written[0]), settings)
     return totals.from_result(written, dtype or found.total_dtype)
 
 
-def _refuse_non_finite(total: float, norm_type: float) -> None:
-    if not math.isfinite(total):
+def _refuse_non_finite(total: float, settings: Settings) -> None:
+    if settings.error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
-            "so it cannot be clipped. To disable this error and scale the gradients by the "
-            "non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"The total norm of order {settings.norm_type} for gradients from `parameters` is "
+            "non-finite, so it cannot be clipped. To disable this error and scale the gradients by "
+            "the non-finite norm anyway, set `error_if_nonfinite=False`"
         )
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from gradclip import arguments, clip, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
+from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.contribution import Settings
 from gradclip.sharding.session import Sharding, open_session
 
 if TYPE_CHECKING:
@@ -75,15 +75,14 @@ class Clipper:
             if self._session is not None:
                 sharded.refuse(refusal, self._session, self._given)
             raise
+        settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, self.error_if_nonfinite)
         if self._session is not None:
-            raises = self.error_if_nonfinite
-            settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, raises)
             self.total_norm, self._coefficient = sharded.clip_(
                 self._session, self._given, settings, self.dtype
             )
             return self.total_norm
         self._coefficient, self._limit = None, max_norm
-        self.total_norm = self._clip_alone(max_norm, loss_scale)
+        self.total_norm = self._clip_alone(settings)
         return self.total_norm
 
     @property
@@ -105,19 +104,11 @@ class Clipper:
         if self._session is not None:
             sharded.check(self._session)
 
-    def _clip_alone(self, max_norm: float, loss_scale: float) -> Tensor:
+    def _clip_alone(self, settings: Settings) -> Tensor:
         found = gradients.of(self._given, self.grad)
         if not found.tensors:
             return clip.no_gradient(self._given, self.dtype)
-        return clip.clip_found_(
-            found,
-            max_norm,
-            self.norm_type,
-            self.error_if_nonfinite,
-            self.dtype,
-            self.eps,
-            loss_scale,
-        )
+        return clip.clip_found_(found, settings, self.dtype)
 
     def __call__(
         self, parameters: ParametersLike | None = None, max_norm: float | None = None

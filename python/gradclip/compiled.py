@@ -3,36 +3,44 @@
 Inside a graph gradients are inputs like any other. The operators run the eager functions on them.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradclip.parameters import ParametersLike
+from gradclip.settings import Settings
+
+if TYPE_CHECKING:
+    from gradclip.gradients import Gradients
 
 _LIBRARY = torch.library.Library("gradclip", "DEF")
 _DOUBLE = (torch.float64, torch.complex128)
 
 
 def clip_(
-    parameters: ParametersLike,
-    attribute: str,
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
-    eps: float,
-    loss_scale: float,
+    parameters: ParametersLike, attribute: str, settings: Settings, dtype: torch.dtype | None
 ) -> Tensor:
     """`gradclip.clip_` in a graph, with arguments that were checked."""
     gradients = _gradients(parameters, attribute)
     if not gradients:
         return torch.zeros((), dtype=dtype or torch.float32)
-    arguments = (max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
+    arguments = (*_numbers(settings), dtype)
     if any(gradient.is_complex() for gradient in gradients):
         return _clip_complex_(gradients, *arguments)
     result: Tensor = torch.ops.gradclip.clip_(gradients, *arguments)
     return result
+
+
+def _numbers(settings: Settings) -> tuple[float, float, float, float, bool]:
+    """The settings as the operators take them; `Settings(*numbers)` is the way back."""
+    return (
+        settings.norm_type,
+        settings.max_norm,
+        settings.eps,
+        settings.scale,
+        settings.error_if_nonfinite,
+    )
 
 
 def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:
@@ -44,14 +52,14 @@ def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:
     return result
 
 
-def total_norm(
-    tensors: ParametersLike, norm_type: float, error_if_nonfinite: bool, dtype: torch.dtype | None
-) -> Tensor:
+def total_norm(tensors: ParametersLike, settings: Settings, dtype: torch.dtype | None) -> Tensor:
     """`gradclip.get_total_norm` in a graph."""
     given = _tensors(tensors)
     if not given:
         return torch.zeros((), dtype=dtype or torch.float32)
-    result: Tensor = torch.ops.gradclip.total_norm(given, norm_type, error_if_nonfinite, dtype)
+    result: Tensor = torch.ops.gradclip.total_norm(
+        given, settings.norm_type, settings.error_if_nonfinite, dtype
+    )
     return result
 
 
@@ -89,41 +97,26 @@ def _gradients(parameters: ParametersLike, attribute: str) -> list[Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
-def _run_clip_(
-    gradients: list[Tensor],
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
-    eps: float,
-    loss_scale: float,
-) -> Tensor:
+def _found(gradients: list[Tensor]) -> "Gradients":
+    from gradclip import gradients as reading
+    from gradclip.parameters import Parameters
+
+    return reading.given(Parameters(gradients, None))
+
+
+def _run_clip_(gradients: list[Tensor], *asked: Any) -> Tensor:
     from gradclip import clip
-    from gradclip import gradients as reading
-    from gradclip.parameters import Parameters
 
-    found = reading.given(Parameters(gradients, None))
-    return clip.clip_found_(found, max_norm, norm_type, error_if_nonfinite, dtype, eps, loss_scale)
+    *numbers, dtype = asked
+    return clip.clip_found_(_found(gradients), Settings(*numbers), dtype)
 
 
-def _run_total_and_factor(
-    gradients: list[Tensor],
-    max_norm: float,
-    norm_type: float,
-    error_if_nonfinite: bool,
-    dtype: torch.dtype | None,
-    eps: float,
-    loss_scale: float,
-) -> tuple[Tensor, Tensor]:
-    from gradclip import _core, clip, engine, totals
-    from gradclip import gradients as reading
-    from gradclip.parameters import Parameters
+def _run_total_and_factor(gradients: list[Tensor], *asked: Any) -> tuple[Tensor, Tensor]:
+    from gradclip import clip
 
-    found = reading.given(Parameters(gradients, None))
-    total = totals.unscaled(engine.total(found, norm_type), norm_type, loss_scale)
-    result = clip.result_of(found, total, norm_type, error_if_nonfinite, dtype)
-    factor = _core.coefficient(total, max_norm, eps) / loss_scale
-    return result, torch.tensor(factor, dtype=torch.float64)
+    *numbers, dtype = asked
+    total, factor = clip.total_and_factor(_found(gradients), Settings(*numbers), dtype)
+    return total, torch.tensor(factor, dtype=torch.float64)
 
 
 def _run_scaled(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -153,10 +146,8 @@ def _run_clip_with_norm_(
 
 def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
     from gradclip import engine, value
-    from gradclip import gradients as reading
-    from gradclip.parameters import Parameters
 
-    found = reading.given(Parameters(gradients, None))
+    found = _found(gradients)
     value.refuse_complex(found)
     engine.clamp_(found, clip_value)
 
@@ -181,14 +172,14 @@ def _define(schema: str, run: Any, fake: Any) -> None:
 
 
 _define(
-    "clip_(Tensor(a!)[] gradients, float max_norm, float norm_type, bool error_if_nonfinite, "
-    "ScalarType? dtype, float eps, float loss_scale) -> Tensor",
+    "clip_(Tensor(a!)[] gradients, float norm_type, float max_norm, float eps, float loss_scale, "
+    "bool error_if_nonfinite, ScalarType? dtype) -> Tensor",
     _run_clip_,
     _fake_total,
 )
 _define(
-    "total_and_factor(Tensor[] gradients, float max_norm, float norm_type, "
-    "bool error_if_nonfinite, ScalarType? dtype, float eps, float loss_scale) -> (Tensor, Tensor)",
+    "total_and_factor(Tensor[] gradients, float norm_type, float max_norm, float eps, "
+    "float loss_scale, bool error_if_nonfinite, ScalarType? dtype) -> (Tensor, Tensor)",
     _run_total_and_factor,
     _fake_total_and_factor,
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradclip import _core, images, work
 from gradclip.parameters import warn
+from gradclip.settings import Settings
 
 _NOTHING, _COLLECT, _FINISH = range(3)
 """What the last program of a sum does: leave the stripes, write the sums, or the total too."""
@@ -106,14 +107,15 @@ class CudaEngine:
         details[:, work.EXTREME] ^= _SIGN_BIT
         return details
 
-    def totals(self, norm_type: float, max_norm: float, eps: float, loss_scale: float) -> Tensor:
+    def totals(self, settings: Settings) -> Tensor:
         """What a clip comes to: float64[4] on the device.
 
         The total of the unscaled gradients, the coefficient, what gradients are multiplied by, and
         the total once more as float32, in the first half of the last place.
         """
         result = torch.empty(4, dtype=torch.float64, device=self.device)
-        self._sum(norm_type, _FINISH, (max_norm, eps, loss_scale), result=result)
+        clip = settings.max_norm, settings.eps, settings.scale
+        self._sum(settings.norm_type, _FINISH, clip, result=result)
         return result
 
     def scale_(self, factor: Tensor) -> None:

@@ -6,12 +6,16 @@ from torch._subclasses.fake_tensor import is_fake
 
 from gradclip import _core, cuda, reference
 from gradclip.gradients import Gradients
+from gradclip.settings import Settings
 
 
-def on_one_device(gradients: Gradients, norm_type: float) -> cuda.CudaEngine | None:
+def on_one_device(gradients: Gradients, settings: Settings) -> cuda.CudaEngine | None:
     """The engine of the CUDA device that needs no word of the host; None if there is no such."""
     device = gradients.sole_cuda
-    if device is None or not cuda.is_single_pass(gradients.core, norm_type):
+    counts_scaled = settings.norm_type == 0 and settings.scale != 1
+    if device is None or counts_scaled:
+        return None
+    if not cuda.is_single_pass(gradients.core, settings.norm_type):
         return None
     return cuda.CudaEngine(gradients.core, device)
 

@@ -10,8 +10,9 @@ import torch
 from gradclip import _core, engine, gradients, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed
+from gradclip.settings import Settings
 from gradclip.sharding import compat, deferred, placements
-from gradclip.sharding.contribution import Contribution, Settings
+from gradclip.sharding.contribution import Contribution
 from gradclip.sharding.deferred import DeviceEngine
 from gradclip.sharding.exchange import Exchange
 from gradclip.sharding.failure import ShardedClipError, raise_unheard

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
 
 from gradclip import engine
 from gradclip._core import PowerScale
+from gradclip.settings import Settings
 from gradclip.sharding import message, verification
 from gradclip.sharding.local import Local, read
 from gradclip.sharding.partial import reduced_pieces
@@ -24,21 +24,6 @@ Rows = list[list[int]]
 
 #: Norm types whose first pass is final: no term leaves float64's range.
 _SINGLE_PASS = (0.0, 1.0, 2.0, math.inf, -math.inf)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every rank must have asked for alike."""
-
-    norm_type: float
-    max_norm: float = math.inf
-    eps: float = 1e-6
-    scale: float = 1.0
-    error_if_nonfinite: bool = False
-
-    def words(self) -> str:
-        """How an error tells a rank's settings."""
-        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
 class Contribution:
