@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import triton.language as tl
 
 from .extremes import extremes
-from .finish import COUNT, MAX, MIN, POWER, SQUARES, SUM, finish
+from .finish import COUNT, MAX, MIN
 from .powers import powers
 from .scale import clamp, scale
 from .sums import sums
@@ -42,15 +42,6 @@ POWERS = {
     "p": "fp64",
     "exponent": "i32",
     "divisor": "fp64",
-}
-FINISH = {
-    "sums": "*i64",
-    "result": "*fp64",
-    "max_norm": "fp64",
-    "eps": "fp64",
-    "loss_scale": "fp64",
-    "degree": "fp64",
-    "exponent": "i32",
 }
 
 
@@ -142,10 +133,6 @@ def _powers(name, dtype, is_complex):
     return Entry(f"powers_{name}", powers, signature, constants, warps=2, programs=8)
 
 
-def _finish(name, kind):
-    return Entry(f"finish_{name}", finish, FINISH, {"KIND": kind.value}, warps=2, programs=1)
-
-
 ENTRIES = (
     *(_sums(p, dtype) for p in (1, 2, 3) for dtype in DTYPES if (p, dtype) != (3, "float64")),
     *(
@@ -156,17 +143,6 @@ ENTRIES = (
     *(_powers(dtype, dtype, False) for dtype in DTYPES),
     _powers("complex64", "float32", True),
     _powers("complex128", "float64", True),
-    *(
-        _finish(name, kind)
-        for name, kind in (
-            ("count", COUNT),
-            ("1", SUM),
-            ("2", SQUARES),
-            ("power", POWER),
-            ("max", MAX),
-            ("min", MIN),
-        )
-    ),
     *(_change(scale, {"factor": "*fp64"}, dtype) for dtype in DTYPES),
     *(_change(clamp, {"limit": "fp64"}, dtype) for dtype in DTYPES),
 )

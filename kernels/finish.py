@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .carries import LANES, collect
-from .limbs import EXTREME, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, SUMS_LENGTH, ZEROS
+from .limbs import EXTREME, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, SUMS_LENGTH
 from .roots import root, square_root, value
 
 COUNT, SUM, SQUARES, POWER, MAX, MIN = (tl.constexpr(kind) for kind in range(6))
@@ -25,39 +25,23 @@ def _extreme(key, KIND: tl.constexpr):
 
 
 @triton.jit
-def _power_total(sums, total, degree, infinities):
-    """The rules for zeros and infinities.
-
-    p > 0: an infinity decides. p < 0: a zero gives 0, infinities add nothing, and alone give
-    infinity; the root of an empty sum means that there is nothing else.
-    """
-    zeros = tl.load(sums + ZEROS, volatile=True)
-    is_empty = total == float("inf")
-    negative = tl.where(is_empty & (infinities == 0), 0.0, total)
-    negative = tl.where(zeros > 0, 0.0, negative)
-    return tl.where(degree < 0, negative, tl.where(infinities > 0, float("inf"), total))
-
-
-@triton.jit
-def total_norm(sums, limbs, degree, exponent, KIND: tl.constexpr):
+def total_norm(sums, limbs, degree, KIND: tl.constexpr):
     """The total norm of carried sums, once in memory and once as int64[LANES].
 
-    Non-finite elements follow torch: any NaN gives NaN, else an infinity gives infinity (p = 0
-    counts it, p = +-inf compares it).
+    degree: p, not negative, of POWER. Non-finite elements follow torch: any NaN gives NaN, else an
+    infinity gives infinity (p = 0 counts it, p = +-inf compares it).
     """
     if KIND == MAX or KIND == MIN:
         total = _extreme(tl.load(sums + EXTREME, volatile=True), KIND)
     elif KIND == SQUARES:
         total = square_root(sums, limbs)
     elif KIND == POWER:
-        total = root(sums, limbs, degree, exponent)
+        total = root(sums, limbs, degree)
     else:
         total = value(sums, limbs)
     infinities = tl.load(sums + POSITIVE_INFINITY, volatile=True)
     infinities += tl.load(sums + NEGATIVE_INFINITY, volatile=True)
-    if KIND == POWER:
-        total = _power_total(sums, total, degree, infinities)
-    elif KIND == SUM or KIND == SQUARES:
+    if KIND == SUM or KIND == SQUARES or KIND == POWER:
         total = tl.where(infinities > 0, float("inf"), total)
     return tl.where(tl.load(sums + NAN, volatile=True) > 0, float("nan"), total)
 
@@ -129,17 +113,5 @@ def finish_if_last(
     if _is_last(turns) & (then != NOTHING):
         sums = _write_sums(stripes, scratch, output)
         if then == FINISH:
-            total = total_norm(output, sums, degree, 0, KIND)
+            total = total_norm(output, sums, degree, KIND)
             write_result(result, total, max_norm, eps, loss_scale, KIND)
-
-
-@triton.jit
-def finish(sums, result, max_norm, eps, loss_scale, degree, exponent, KIND: tl.constexpr):
-    """Total and coefficient of carried sums int64[SUMS_LENGTH] that were collected elsewhere.
-
-    degree: p. exponent: powers were taken of elements times 2**-exponent.
-    """
-    lanes = tl.arange(0, LANES)
-    limbs = tl.load(sums + lanes, mask=lanes < SUMS_LENGTH, other=0)
-    total = total_norm(sums, limbs, degree, exponent, KIND)
-    write_result(result, total, max_norm, eps, loss_scale, KIND)

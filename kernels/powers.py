@@ -169,8 +169,8 @@ def powers(
     """Sums |x|**p of the elements divided by `divisor`, or by 2**exponent where that is 0.
 
     kind: COUNT, SUM, POWER, MAX or MIN of finish.py. DTYPE: of an element, or of a complex one's
-    parts. then: NOTHING or COLLECT; the launch of `finish.finish` follows. Other arguments as in
-    `sums.sums`; `result` is not used.
+    parts. then: NOTHING or COLLECT; the host takes the root. Other arguments as in `sums.sums`;
+    `result` is not used.
     """
     ITEM: tl.constexpr = DTYPE.primitive_bitwidth // 8 * (2 if IS_COMPLEX else 1)
     BAND: tl.constexpr = (52 + (LEVELS - 1) * WIDTH - GROWTH - 1 - 52) // 2 * 2

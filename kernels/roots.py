@@ -105,13 +105,12 @@ def square_root(sums, limbs):
 
 
 @triton.jit
-def root(sums, limbs, degree, exponent):
-    """The sum to the power 1 / degree, times 2**exponent, from its leading 106 bits."""
+def root(sums, limbs, degree):
+    """The sum to the power 1 / degree (> 0), from its leading 106 bits."""
     top = top_bit(sums, limbs)
     place = tl.maximum(top - 105, 0)
     lower = (low_bits(sums, place) & ((1 << 53) - 1)).to(tl.float64) * power_of_two(place - top)
     upper = low_bits(sums, place + 53).to(tl.float64) * power_of_two(place - top + 53)
     high, low = fast_sum(upper, lower)
     high, low, shift = leading_root(high, low, top + BASE, degree)
-    rounded = times_power_of_two(high + low, shift + exponent)
-    return tl.where(top < 0, tl.where(degree < 0, float("inf"), 0.0), rounded)
+    return tl.where(top < 0, 0.0, times_power_of_two(high + low, shift))

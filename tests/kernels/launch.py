@@ -138,10 +138,3 @@ def powers(
     run(f"powers_{DTYPES[dtype]}", 2, (table, owners, *pointers, *rest))
     assert space.is_clean()
     return space
-
-
-def finish(
-    space: Workspace, kind: str, degree: float, *, exponent: int = 0, max_norm: float = 1.0
-) -> None:
-    """The `finish` launch over a workspace's output."""
-    run(f"finish_{kind}", 1, (space.output, space.result, max_norm, 1e-6, 1.0, degree, exponent))
