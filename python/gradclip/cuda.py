@@ -163,8 +163,6 @@ class CudaEngine:
         if scale is not None or not is_single_pass(self.core, norm_type):
             kind, last = "powers", _power_arguments(norm_type, scale)
         tables = self._tables(kind, scales=False)
-        if not tables and output is not None:
-            output[work.EXTREME] = _SIGN_BIT
         addresses = space.addresses(
             0 if details is None else details.data_ptr(),
             space.output if output is None else output,
@@ -174,6 +172,9 @@ class CudaEngine:
             ends = then if place == len(tables) - 1 else _NOTHING
             arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
             kernel.launch.launch(stream, table.chunks, arguments)
+        if not tables:
+            nothing = (0, 0, *addresses, 0, then, *last)
+            _kernel(self.index, f"{kind}_float32").launch.launch(stream, 1, nothing)
 
     def _change(self, name: str, number: int | float) -> None:
         stream = _core.current_stream(self.index)

@@ -26,22 +26,23 @@ class Table:
         self.listed = listed
         self.dtype = listed.dtype
         self.chunks = listed.chunks
-        host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
-        listed.write_to(host.data_ptr(), host.numel())
-        self.memory = host.to(device, non_blocking=True)
+        self.host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
+        listed.write_to(self.host.data_ptr(), self.host.numel())
+        self.memory = self.host.to(device, non_blocking=True)
         self.segments = self.memory.data_ptr()
         self.owners = self.segments + listed.owners_offset
-        self.stream = torch.cuda.current_stream(device)
-        self.written = self.stream.record_event()
-        self.captured = False
+        self.captured = torch.cuda.is_current_stream_capturing()
+        self.stream = _core.current_stream(device.index)
+        stream = torch.cuda.current_stream(device)
+        self.written = None if self.captured else stream.record_event()
 
     def use(self, device: torch.device) -> None:
         """Orders the current stream after the upload."""
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
             return
-        stream = torch.cuda.current_stream(device)
-        if stream != self.stream:
+        if self.written is not None and self.stream != _core.current_stream(device.index):
+            stream = torch.cuda.current_stream(device)
             stream.wait_event(self.written)
             self.memory.record_stream(stream)
 
@@ -49,23 +50,24 @@ class Table:
 _tables: dict[torch.device, OrderedDict[int, Table]] = {}
 
 
+_captured: list[Table] = []
+"""Uploads inside of CUDA graphs, which read the host's memory at every replay."""
+
+
 def table_of(device: torch.device, listed: _core.WorkList) -> Table:
     """The work list in device memory: the one uploaded before, if it is the same.
 
-    Raises:
-        RuntimeError: a new list while a CUDA graph is captured, which cannot hold the upload.
+    A CUDA graph that captures a new list captures its upload too, and both memories stay.
     """
     known = _tables.setdefault(device, OrderedDict())
-    for key, table in known.items():
+    for key, table in reversed(known.items()):
         if table.listed is listed or table.listed.same_as(listed):
             known.move_to_end(key)
             table.use(device)
             return table
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "these gradients were not clipped before the CUDA graph was captured; call the same "
-            "function on them once before the capture, without freeing them in between"
-        )
+        _captured.append(table := Table(device, listed))
+        return table
     table = known[id(listed)] = Table(device, listed)
     _forget(known)
     return table

@@ -1,0 +1,171 @@
+"""The suite in one command: a table and JSON. `python -m benches.gpu [--quick] [--out FOLDER]`."""
+
+import argparse
+import gc
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import gradclip
+from benches.gpu import lists, measure
+from benches.machine import description
+
+BFLOAT, HALF, FLOAT, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
+NOTHING_TO_CLIP = 1e30
+SHRINK = 0.999
+Row = dict[str, Any]
+
+
+def shrinking(params: list[nn.Parameter]) -> Callable[[], float]:
+    """Limits that fall a little with every call: there is always something to clip."""
+    norm = float(gradclip.get_total_norm(lists.gradients(params)))
+
+    def limit() -> float:
+        nonlocal norm
+        norm *= SHRINK
+        return norm
+
+    return limit
+
+
+def compared(name: str, params: list[nn.Parameter]) -> Row:
+    """Whole clips of gradclip and torch, on the device and in all."""
+    active = shrinking(params)
+    ours, theirs = gradclip.clip_, torch.nn.utils.clip_grad_norm_
+    calls: dict[str, measure.Call] = {
+        "gradclip, nothing to clip": lambda: ours(params, NOTHING_TO_CLIP),
+        "torch, nothing to clip": lambda: theirs(params, NOTHING_TO_CLIP),
+        "gradclip, active": lambda: ours(params, active()),
+        "torch, active": lambda: theirs(params, active()),
+        "gradclip, norm": lambda: gradclip.get_total_norm(lists.gradients(params)),
+    }
+    elements = sum(p.numel() for p in params)
+    row: Row = {"list": name, "tensors": len(params), "elements": elements}
+    row["device_ms"] = {call: measure.device_ms(calls[call]) for call in calls}
+    row["wall_ms"] = {call: measure.wall_ms(calls[call]) for call in calls}
+    first = calls["gradclip, nothing to clip"]
+    row["host_us"] = {"gradclip": measure.host_us(first)}
+    row["host_us"]["torch"] = measure.host_us(calls["torch, nothing to clip"], 5)
+    row["launches"] = measure.launches(first)
+    row["extra_bytes"] = measure.extra_bytes(first)
+    if len(params) <= 800:
+        loop = lambda: theirs(params, NOTHING_TO_CLIP, foreach=False)  # noqa: E731
+        row["device_ms"]["torch, tensor by tensor"] = measure.device_ms(loop, 3)
+    return row
+
+
+def passes(name: str, params: list[nn.Parameter]) -> Row:
+    """One pass for each norm type, beside the plain float64 pass and a copy."""
+    from benches.gpu.plain import plain_pass  # needs Triton
+
+    tensors = lists.gradients(params)
+    bytes_read = sum(t.nbytes for t in tensors)
+    row: Row = {"list": name, "bytes": bytes_read, "ms": {}}
+    row["ms"]["plain"] = min(measure.device_ms(plain_pass(tensors, n)) for n in (16, 32))
+    row["ms"]["copy"] = _copy_ms(tensors[0].device)
+    for p in (2.0, 1.0, math.inf, 3.0):
+        if p != 3.0 or tensors[0].dtype != DOUBLE:
+            call = _total(tensors, p)
+            row["ms"][f"p = {p:g}"] = measure.device_ms(call)
+    for how in ("zero rows", "heavy tails"):
+        if tensors[0].dtype in (BFLOAT, FLOAT):
+            lists.fill(params, how)
+            row["ms"][how] = measure.device_ms(_total(tensors, 2.0))
+    lists.fill(params, "gaussian")
+    return row
+
+
+def _total(tensors: list[torch.Tensor], p: float) -> measure.Call:
+    return lambda: gradclip.get_total_norm(tensors, p)
+
+
+def _copy_ms(device: torch.device) -> float:
+    """A copy of 4 GiB, read and written."""
+    source = torch.empty(1 << 32, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return measure.device_ms(lambda: target.copy_(source))
+
+
+def run(quick: bool) -> list[Row]:
+    """All lists, one in memory at a time."""
+    rows = []
+    for dtype in (BFLOAT, FLOAT, HALF, DOUBLE):
+        params = lists.parameters(lists.mixed_sizes(), [dtype])
+        name = f"740 mixed sizes, {str(dtype).removeprefix('torch.')}"
+        rows.append(show({**compared(name, params), "passes": passes(name, params)}))
+        del params
+        gc.collect()
+        torch.cuda.empty_cache()
+    for name in ("5,000 x 1,000", "MoE share", "Llama-3-8B", "GPT-2 small", "2^31 + 8"):
+        if not quick or name in ("5,000 x 1,000", "MoE share"):
+            rows.append(show(_row(name, [BFLOAT])))
+    rows.append(show(_row("740 mixed sizes", [BFLOAT, FLOAT])))
+    return rows
+
+
+def _row(name: str, dtypes: list[torch.dtype]) -> Row:
+    params = lists.parameters(lists.SHAPES[name](), dtypes)
+    kinds = "+".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    row = compared(f"{name}, {kinds}", params)
+    del params
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
+
+
+def show(row: Row) -> Row:
+    """Prints a line of the table, and one for the passes."""
+    device, wall = row["device_ms"], row["wall_ms"]
+    quiet, busy = "nothing to clip", "active"
+    print(
+        f"| {row['list']} | {device[f'gradclip, {quiet}']:.3f} | {device[f'torch, {quiet}']:.3f} "
+        f"| {device[f'torch, {quiet}'] / device[f'gradclip, {quiet}']:.2f} "
+        f"| {device[f'gradclip, {busy}']:.3f} | {device[f'torch, {busy}']:.3f} "
+        f"| {device[f'torch, {busy}'] / device[f'gradclip, {busy}']:.2f} "
+        f"| {wall[f'gradclip, {quiet}']:.3f} | {wall[f'torch, {quiet}']:.3f} "
+        f"| {wall[f'torch, {quiet}'] / wall[f'gradclip, {quiet}']:.1f} "
+        f"| {row['host_us']['gradclip']:.0f} | {row['host_us']['torch']:.0f} "
+        f"| {row['launches']} | {row['extra_bytes'] / 2**20:.2f} |",
+        flush=True,
+    )
+    if "passes" in row:
+        times = row["passes"]["ms"]
+        exact = times["p = 2"]
+        rates = {k: f"{t:.3f} ms, {times['plain'] / t:.3f} of plain" for k, t in times.items()}
+        slower = {
+            k: f"{times[k] / exact:.2f} x" for k in ("zero rows", "heavy tails") if k in times
+        }
+        print("  passes:", {**rates, **slower}, flush=True)
+    return row
+
+
+def main() -> None:
+    """Measures, prints, and writes JSON."""
+    parser = argparse.ArgumentParser("python -m benches.gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only the lists with a target")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "results")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device: the suite runs on a machine with one\n")
+    machine = {**description(), "device": torch.cuda.get_device_name()}
+    print(machine)
+    print(
+        "| list | device ms: gradclip, nothing to clip | torch | ratio | active: gradclip | torch "
+        "| ratio | wall ms: gradclip | torch | ratio | host us: gradclip | torch | launches "
+        "| extra MiB |\n" + "|---" * 14 + "|"
+    )
+    rows = run(options.quick)
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = f"gpu-{machine['date']}.json".replace(":", "")
+    (options.out / name).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    print("written:", os.fspath(options.out / name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Time on the device, on the host and in all; launches; memory."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+Call = Callable[[], object]
+HEAD_START = 20_000_000
+"""Cycles that the device is kept busy before a call, so that no launch waits for the host."""
+
+
+def device_ms(call: Call, rounds: int = 7) -> float:
+    """Median milliseconds that the device works on a call."""
+    call()
+    times: list[float] = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(HEAD_START)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)
+
+
+def wall_ms(call: Call, rounds: int = 9) -> float:
+    """Median milliseconds from the call until the device has done it."""
+    call()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e3 * median(times)
+
+
+def host_us(call: Call, rounds: int = 15) -> float:
+    """Median microseconds until a call returns, with nothing before it on the device."""
+    call()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return 1e6 * median(times)
+
+
+def launches(call: Call) -> int:
+    """Kernels that a call launches."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    skipped = ("Mem", "Sync")
+    return sum(not any(word in event.name for word in skipped) for event in seen.events())
+
+
+def extra_bytes(call: Call) -> int:
+    """Peak device memory that a call takes beyond what was in use."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
