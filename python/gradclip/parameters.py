@@ -20,6 +20,13 @@ class Parameters(NamedTuple):
 
     tensors: list[Tensor]
     names: list[str] | None
+    types: frozenset[type] | None = None
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all are exactly tensors or parameters of torch, none a subclass."""
+        types = set(map(type, self.tensors)) if self.types is None else self.types
+        return types <= _TENSOR_TYPES
 
     @property
     def device(self) -> torch.device:
@@ -52,9 +59,10 @@ def listed(parameters: ParametersLike) -> Parameters:
     names = None
     if isinstance(entries[0], tuple):
         names, entries = [name for name, _ in entries], [tensor for _, tensor in entries]
-    if not set(map(type, entries)) <= _TENSOR_TYPES:
+    kinds = frozenset(map(type, entries))
+    if not kinds <= _TENSOR_TYPES:
         _refuse_others(entries)
-    return Parameters(entries, names)
+    return Parameters(entries, names, kinds)
 
 
 def warn(message: str) -> None:

@@ -16,7 +16,7 @@ from gradclip.sharding.contribution import Contribution
 from gradclip.sharding.deferred import DeviceEngine
 from gradclip.sharding.exchange import Exchange
 from gradclip.sharding.failure import ShardedClipError, raise_unheard
-from gradclip.sharding.session import Session, Sharding, all_plain, session_for
+from gradclip.sharding.session import Session, Sharding, session_for
 from gradclip.sharding.slots import agreed_slots
 
 
@@ -147,7 +147,7 @@ def local_gradients(given: Parameters, attribute: str | None, linear: bool = Tru
     Raises:
         ValueError: a partial gradient whose change needs its sum first.
     """
-    if all_plain(given):
+    if given.are_plain:
         return gradients.given(given) if attribute is None else gradients.of(given, attribute)
     found: dict[int, tuple[torch.Tensor, str]] = {}
     for position, tensor in enumerate(given.tensors):

@@ -87,7 +87,7 @@ def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -
     """
     refuse_unknown(sharding)
     group, reduce = sharding.get("group"), sharding.get("reduce")
-    if group is None and reduce is None and all_plain(given):
+    if group is None and reduce is None and given.are_plain:
         return None
     way = _way(given.tensors, group, reduce)
     return None if way is None else Session(given, way, _rules(sharding), attribute)
@@ -95,7 +95,7 @@ def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -
 
 def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
     """The session of this list of parameters that was kept, or a new one, as `open_session`."""
-    if not sharding and all_plain(given):
+    if not sharding and given.are_plain:
         return None
     key = _key(given, attribute, sharding)
     known = _sessions.get(key)
@@ -125,11 +125,6 @@ def _layout_key(tensor: Any) -> Any:
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 _sessions: OrderedDict[Any, Session] = OrderedDict()
-
-
-def all_plain(given: Parameters) -> bool:
-    """Whether no tensor is a DTensor (or another subclass); quick, as most lists are plain."""
-    return set(map(type, given.tensors)) <= _PLAIN_TYPES
 
 
 def _kept(key: Any, session: Session) -> Session:

@@ -51,15 +51,15 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// What a tensor says of itself.
-pub struct View {
+/// What a tensor says of itself, borrowed from it.
+pub struct View<'a> {
     pub address: u64,
     pub device_type: i32,
     pub device_index: i32,
     pub code: u8,
     pub bits: u8,
-    pub sizes: smallvec::SmallVec<[i64; 4]>,
-    pub strides: smallvec::SmallVec<[i64; 4]>,
+    pub sizes: &'a [i64],
+    pub strides: &'a [i64],
 }
 
 /// The exchange functions of torch.
@@ -99,9 +99,9 @@ impl Exchange {
         unsafe { self.0.as_ref() }
     }
 
-    /// Reads an object whose type is exactly `torch.Tensor` or `torch.nn.Parameter`; `None` if torch has no plain
-    /// strided memory to show for it (sparse, meta, quantized and the like).
-    pub fn view(&self, object: &Bound<'_, PyAny>) -> Option<View> {
+    /// Shows `look` an object whose type is exactly `torch.Tensor` or `torch.nn.Parameter`; `None` if torch has no plain
+    /// strided memory to show for it (sparse, meta, quantized and the like). `look` must not call torch.
+    pub fn view<R>(&self, object: &Bound<'_, PyAny>, look: impl FnOnce(View<'_>) -> R) -> Option<R> {
         let read = self.table().tensor_from_object?;
         let mut tensor = std::mem::MaybeUninit::<Tensor>::uninit();
         // SAFETY: the object is of the type on which the table was found, and the GIL is held.
@@ -114,19 +114,21 @@ impl Exchange {
         // SAFETY: status 0 means that torch filled it in.
         let tensor = unsafe { tensor.assume_init() };
         let dims = usize::try_from(tensor.dims).ok()?;
-        let copy = |values: *const i64| match dims {
-            0 => smallvec::SmallVec::new(),
-            // SAFETY: torch gives `dims` sizes and strides, which live while the tensor does; they are copied here.
-            _ => unsafe { std::slice::from_raw_parts(values, dims) }.into(),
+        let slice = |values: *const i64| match dims {
+            0 => &[],
+            // SAFETY: torch gives `dims` sizes and strides, which live until control returns to it.
+            _ => unsafe { std::slice::from_raw_parts(values, dims) },
         };
-        (tensor.lanes == 1).then(|| View {
-            address: (tensor.data as u64).wrapping_add(tensor.byte_offset),
-            device_type: tensor.device_type,
-            device_index: tensor.device_index,
-            code: tensor.code,
-            bits: tensor.bits,
-            sizes: copy(tensor.sizes),
-            strides: copy(tensor.strides),
+        (tensor.lanes == 1).then(|| {
+            look(View {
+                address: (tensor.data as u64).wrapping_add(tensor.byte_offset),
+                device_type: tensor.device_type,
+                device_index: tensor.device_index,
+                code: tensor.code,
+                bits: tensor.bits,
+                sizes: slice(tensor.sizes),
+                strides: slice(tensor.strides),
+            })
         })
     }
 

@@ -11,7 +11,7 @@ use crate::cuda::WorkList;
 use crate::errors::plan_error;
 use crate::planned::{ListKind, Planned};
 use crate::sums::{PowerScale, Sums, kind};
-use crate::tensors::{Gradient, Names, gradients_from, gradients_of};
+use crate::tensors::{Gradient, Names, Read, gradients_from, gradients_of};
 
 /// Elements of a chunk on the CPU: enough to outweigh its limbs, few enough to balance threads.
 const CPU_CHUNK: u64 = 64 * 1024;
@@ -198,11 +198,10 @@ impl Gradients {
 }
 
 impl Gradients {
-    fn new(py: Python<'_>, mut gradients: Vec<Gradient>, names: &Names) -> PyResult<Self> {
+    fn new(py: Python<'_>, (gradients, descriptors): Read, names: &Names) -> PyResult<Self> {
         let planned: Vec<usize> = (0..gradients.len()).filter(|&place| gradients[place].is_planned).collect();
-        let descriptors = gradients.iter_mut().filter_map(|gradient| gradient.descriptor.take()).collect();
         let name = |tensor: usize| names.of(py, gradients[planned[tensor]].position);
-        let made = Planned::of(descriptors).map_err(|error| plan_error(&error, name))?;
+        let made = descriptors.planned().map_err(|error| plan_error(&error, name))?;
         Ok(Gradients { gradients, made, planned })
     }
 

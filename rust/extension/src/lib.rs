@@ -1,6 +1,7 @@
 //! The Python extension `gradclip._core`: reads tensors and hands plans to the engines. No arithmetic here.
 
 mod cuda;
+mod descriptors;
 mod dlpack;
 mod errors;
 mod gradients;

@@ -7,6 +7,7 @@ use gradclip_core::plan::{Descriptor, Device, Plan, PlanError};
 use pyo3::prelude::*;
 
 use crate::cuda::{WorkList, segments_of, work_lists};
+use crate::descriptors::Seen;
 
 /// How many plans are remembered: a few models or optimisers in turn.
 const KEPT: usize = 8;
@@ -50,7 +51,13 @@ impl Planned {
         Ok(planned)
     }
 
-    /// The work lists of a device, one an element type; the same objects at each call.
+    /// The most recent plan whose list begins with this gradient.
+    pub fn beginning_with(seen: &Seen<'_>) -> Option<Arc<Self>> {
+        locked(&RECENT).iter().find(|planned| seen.begins(&planned.descriptors)).cloned()
+    }
+
+    /// The work lists of a device, one an element type; the same objects at each call, and for sums and scales where
+    /// these walk the same.
     ///
     /// # Errors
     /// As [`work_lists`].
@@ -63,9 +70,14 @@ impl Planned {
             return Ok(Vec::new());
         };
         let made = work_lists(segments_of(device, kind.scales), kind.chunk, kind.reals)?;
-        let made = made.into_iter().map(|list| Py::new(py, list)).collect::<PyResult<Vec<_>>>()?;
+        let mut kept = locked(&self.lists);
+        let shared = |list: WorkList| {
+            let same = kept.iter().flat_map(|(_, lists)| lists).find(|known| known.get().same_as(&list));
+            same.map_or_else(|| Py::new(py, list), |known| Ok(known.clone_ref(py)))
+        };
+        let made = made.into_iter().map(shared).collect::<PyResult<Vec<_>>>()?;
         let lists = clone(&made);
-        locked(&self.lists).push((kind, made));
+        kept.push((kind, made));
         Ok(lists)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gradclip_core::dtype::DType;
-use gradclip_core::plan::{Descriptor, Device};
+use gradclip_core::plan::Device;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -11,6 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyString, PyType};
 use rustc_hash::FxHashSet;
 
+use crate::descriptors::{Descriptors, Seen};
 use crate::dlpack::{Exchange, View};
 
 /// Names of the parameters, for errors: given ones, or their positions.
@@ -35,19 +36,16 @@ pub struct Gradient {
     pub tensor: Py<PyAny>,
     /// Whether it has memory to plan; torch operations handle the others.
     pub is_planned: bool,
-    /// That memory, until the plan takes it.
-    pub descriptor: Option<Descriptor>,
 }
+
+/// The gradients of a list, and the descriptors of those that are planned.
+pub type Read = (Vec<Gradient>, Descriptors);
 
 /// The gradients of parameters, each parameter once, those without a gradient left out.
 ///
 /// # Errors
 /// `TypeError` naming the parameter for integer, boolean and other dtypes without a norm.
-pub fn gradients_of(
-    parameters: &Bound<'_, PyList>,
-    attribute: &Bound<'_, PyString>,
-    names: &Names,
-) -> PyResult<Vec<Gradient>> {
+pub fn gradients_of(parameters: &Bound<'_, PyList>, attribute: &Bound<'_, PyString>, names: &Names) -> PyResult<Read> {
     let mut seen = FxHashSet::with_capacity_and_hasher(parameters.len(), Default::default());
     let mut reader = Reader::new(parameters.py())?;
     let mut gradients = Vec::with_capacity(parameters.len());
@@ -60,7 +58,7 @@ pub fn gradients_of(
             gradients.push(reader.read(position, gradient, None, names)?);
         }
     }
-    Ok(gradients)
+    Ok((gradients, reader.descriptors))
 }
 
 /// Raw tensors as gradients, each object once; `owned` are the logical elements that this rank counts of each.
@@ -71,7 +69,7 @@ pub fn gradients_from(
     tensors: &Bound<'_, PyList>,
     owned: Option<Vec<Option<(u64, u64)>>>,
     names: &Names,
-) -> PyResult<Vec<Gradient>> {
+) -> PyResult<Read> {
     let mut seen = FxHashSet::with_capacity_and_hasher(tensors.len(), Default::default());
     let mut reader = Reader::new(tensors.py())?;
     let mut gradients = Vec::with_capacity(tensors.len());
@@ -81,13 +79,14 @@ pub fn gradients_from(
             gradients.push(reader.read(position, tensor, range, names)?);
         }
     }
-    Ok(gradients)
+    Ok((gradients, reader.descriptors))
 }
 
 struct Reader<'py> {
     exchange: Exchange,
     tensor: Bound<'py, PyType>,
     parameter: Bound<'py, PyType>,
+    descriptors: Descriptors,
 }
 
 impl<'py> Reader<'py> {
@@ -98,6 +97,7 @@ impl<'py> Reader<'py> {
             exchange: Exchange::get(py)?,
             tensor: TENSOR.import(py, "torch", "Tensor")?.clone(),
             parameter: PARAMETER.import(py, "torch.nn", "Parameter")?.clone(),
+            descriptors: Descriptors::default(),
         })
     }
 
@@ -108,12 +108,16 @@ impl<'py> Reader<'py> {
         owned: Option<Range<u64>>,
         names: &Names,
     ) -> PyResult<Gradient> {
-        let view = if self.is_exact(&tensor) { self.exchange.view(&tensor) } else { None };
-        let descriptor = match view {
-            Some(view) => describe(view, owned).map_err(|()| refused(&tensor, position, names))?,
-            None => None,
+        let is_planned = match self.is_exact(&tensor) {
+            true => {
+                let descriptors = &mut self.descriptors;
+                let look = |view: View<'_>| dtype_of(&view).map(|dtype| push(descriptors, dtype, &view, owned));
+                self.exchange.view(&tensor, look).unwrap_or(Ok(false))
+            }
+            false => Ok(false),
         };
-        Ok(Gradient { position, tensor: tensor.unbind(), is_planned: descriptor.is_some(), descriptor })
+        let is_planned = is_planned.map_err(|()| refused(&tensor, position, names))?;
+        Ok(Gradient { position, tensor: tensor.unbind(), is_planned })
     }
 
     /// Subclasses may wrap memory that is elsewhere, and answer with a null pointer or with another tensor's.
@@ -123,8 +127,22 @@ impl<'py> Reader<'py> {
     }
 }
 
+/// Notes the memory of a tensor whose type the engines read; whether it has such a type.
+fn push(descriptors: &mut Descriptors, dtype: Option<DType>, view: &View<'_>, owned: Option<Range<u64>>) -> bool {
+    let Some(dtype) = dtype else { return false };
+    descriptors.push(Seen {
+        address: view.address,
+        sizes: view.sizes,
+        strides: view.strides,
+        dtype,
+        device: Device { kind: view.device_type, index: view.device_index },
+        owned,
+    });
+    true
+}
+
 /// `Ok(None)` for float8 and the like, which torch operations handle; an error for dtypes without a norm.
-fn describe(view: View, owned: Option<Range<u64>>) -> Result<Option<Descriptor>, ()> {
+fn dtype_of(view: &View<'_>) -> Result<Option<DType>, ()> {
     const INT: u8 = 0;
     const UINT: u8 = 1;
     const FLOAT: u8 = 2;
@@ -141,14 +159,7 @@ fn describe(view: View, owned: Option<Range<u64>>) -> Result<Option<Descriptor>,
         (INT | UINT | BOOL, _) => return Err(()),
         _ => return Ok(None),
     };
-    Ok(Some(Descriptor {
-        address: view.address,
-        sizes: view.sizes,
-        strides: view.strides,
-        dtype,
-        device: Device { kind: view.device_type, index: view.device_index },
-        owned,
-    }))
+    Ok(Some(dtype))
 }
 
 fn refused(tensor: &Bound<'_, PyAny>, position: usize, names: &Names) -> PyErr {

@@ -43,7 +43,7 @@ impl WorkList {
     }
 
     /// Whether another list is the same, byte for byte.
-    fn same_as(&self, other: &WorkList) -> bool {
+    pub fn same_as(&self, other: &WorkList) -> bool {
         self.dtype == other.dtype && self.segments == other.segments && self.owners == other.owners
     }
 

@@ -1,0 +1,89 @@
+//! Descriptors of a list as it is read, compared on the way with those of a plan that was made before.
+//!
+//! While they are the same nothing is copied: a step whose gradients lie where they lay before costs a comparison.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use gradclip_core::dtype::DType;
+use gradclip_core::plan::{Descriptor, Device, PlanError};
+
+use crate::planned::Planned;
+
+/// A descriptor whose sizes and strides are borrowed from torch.
+pub struct Seen<'a> {
+    pub address: u64,
+    pub sizes: &'a [i64],
+    pub strides: &'a [i64],
+    pub dtype: DType,
+    pub device: Device,
+    pub owned: Option<Range<u64>>,
+}
+
+impl Seen<'_> {
+    fn is(&self, known: &Descriptor) -> bool {
+        self.address == known.address
+            && self.sizes == known.sizes.as_slice()
+            && self.strides == known.strides.as_slice()
+            && self.dtype == known.dtype
+            && self.device == known.device
+            && self.owned == known.owned
+    }
+
+    /// Whether a plan is worth following: it begins with this.
+    pub fn begins(&self, descriptors: &[Descriptor]) -> bool {
+        descriptors.first().is_some_and(|known| self.is(known))
+    }
+
+    fn copied(self) -> Descriptor {
+        Descriptor {
+            address: self.address,
+            sizes: self.sizes.into(),
+            strides: self.strides.into(),
+            dtype: self.dtype,
+            device: self.device,
+            owned: self.owned,
+        }
+    }
+}
+
+/// The descriptors seen so far.
+#[derive(Default)]
+pub struct Descriptors {
+    /// The plan that they follow, while they do.
+    followed: Option<Arc<Planned>>,
+    /// How many of its descriptors were seen.
+    count: usize,
+    /// All of them, once they follow no plan.
+    own: Vec<Descriptor>,
+}
+
+impl Descriptors {
+    /// Takes the next one.
+    pub fn push(&mut self, seen: Seen<'_>) {
+        if self.count == 0 && self.own.is_empty() {
+            self.followed = Planned::beginning_with(&seen);
+        }
+        if let Some(planned) = &self.followed {
+            if planned.descriptors.get(self.count).is_some_and(|known| seen.is(known)) {
+                self.count += 1;
+                return;
+            }
+            self.own = planned.descriptors[..self.count].to_vec();
+            self.followed = None;
+        }
+        self.own.push(seen.copied());
+    }
+
+    /// The plan of all that were pushed.
+    ///
+    /// # Errors
+    /// As `Plan::new`.
+    pub fn planned(self) -> Result<Arc<Planned>, PlanError> {
+        match self.followed {
+            Some(planned) if planned.descriptors.len() == self.count => Ok(planned),
+            Some(planned) => Planned::of(planned.descriptors[..self.count].to_vec()),
+            None => Planned::of(self.own),
+        }
+    }
+}
