@@ -61,8 +61,8 @@ def launches(call: Call) -> int:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         call()
         torch.cuda.synchronize()
-    skipped = ("Mem", "Sync")
-    return sum(not any(word in event.name for word in skipped) for event in seen.events())
+    on_device = [e for e in seen.events() if e.device_type.name == "CUDA"]
+    return sum(not event.name.startswith("Mem") for event in on_device)
 
 
 def extra_bytes(call: Call) -> int:

@@ -19,7 +19,8 @@ def main(wheel: str, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(wheel).extractall(folder)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", *arguments]
+        plain = [f"--config-file={os.devnull}", f"--rootdir={ROOT}"]  # no plugins are asked for
+        command = [sys.executable, "-m", "pytest", *plain, "-m", "gpu", "tests/gpu", *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
