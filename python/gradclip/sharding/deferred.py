@@ -111,6 +111,7 @@ class Deferred:
     def __init__(self) -> None:
         self.waits = True
         self.judges: dict[tuple[int, ...], Judge] = {}
+        self.captured: list[Judge] = []
         self.pending: Pending | None = None
         self.double = False
 
@@ -139,12 +140,16 @@ class Deferred:
         tail, maximum = mine.tail(), mine.maximum
         tail.deferred = True
         key = (int(maximum), *tail.words(maximum))
-        if key not in self.judges:
-            if len(self.judges) >= _KEPT_JUDGES:
-                self.judges.clear()
-            ranks = len(mine.plan.transport.ranks)
-            self.judges[key] = Judge(tail, ranks, maximum, device)
-        return self.judges[key]
+        if key in self.judges:
+            return self.judges[key]
+        judge = Judge(tail, len(mine.plan.transport.ranks), maximum, device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.captured.append(judge)
+            return judge
+        if len(self.judges) >= _KEPT_JUDGES:
+            self.judges.clear()
+        self.judges[key] = judge
+        return judge
 
 
 def _on_its_way(tail: torch.Tensor, maximum: bool) -> Pending | None:
