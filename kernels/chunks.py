@@ -43,3 +43,18 @@ def draw_chunk(turns):
     Chunks are drawn, not dealt: one that must be redone holds up no others.
     """
     return tl.num_programs(0) + tl.atomic_add(turns, 1, sem="relaxed")
+
+
+@triton.jit
+def is_last_program(turns):
+    """Whether this program is the last one to end: all writes are visible then.
+
+    turns: int32[2], chunks drawn and programs done; the last program leaves zeros.
+    """
+    tl.debug_barrier()                   # what the whole program wrote comes before its ticket
+    drawn = tl.atomic_add(turns + 1, 1, sem="acq_rel")
+    is_last = drawn == tl.num_programs(0) - 1
+    if is_last:
+        tl.store(turns, 0)
+        tl.store(turns + 1, 0)
+    return is_last

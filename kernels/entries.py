@@ -17,6 +17,9 @@ from .sums import sums
 CHUNK = 65536
 """Elements of a chunk at most."""
 
+PIECE_BYTES = 8192
+"""What a program of a writing kernel takes at a time."""
+
 DTYPES = {
     "bfloat16": tl.bfloat16,
     "float16": tl.float16,
@@ -114,9 +117,16 @@ def _extremes(kind, number, dtype):
 
 def _change(kernel, argument, dtype):
     item = DTYPES[dtype].primitive_bitwidth // 8
-    constants = {"DTYPE": DTYPES[dtype], "TILE": 2048 // item, "AHEAD": 4, "PARTS": 1}
-    signature = WORK_LIST | argument | {"chunks": "i32"}
-    return Entry(f"{kernel.__name__}_{dtype}", kernel, signature, constants, warps=4, programs=12)
+    warps, ahead, programs, registers = (1, 4, 16, None) if item == 2 else (4, 2, 8, 32)
+    constants = {
+        "DTYPE": DTYPES[dtype],
+        "TILE": 512 * warps // item,
+        "AHEAD": ahead,
+        "PARTS": CHUNK * item // PIECE_BYTES,
+    }
+    signature = WORK_LIST | argument | {"turns": "*i32", "chunks": "i32"}
+    name = f"{kernel.__name__}_{dtype}"
+    return Entry(name, kernel, signature, constants, warps, programs, registers)
 
 
 def _powers(name, dtype, is_complex):

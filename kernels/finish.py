@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from .carries import LANES, collect
+from .chunks import is_last_program
 from .limbs import EXTREME, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, SUMS_LENGTH
 from .roots import root, square_root, value
 
@@ -82,25 +83,13 @@ def _write_sums(stripes, scratch, output):
 
 
 @triton.jit
-def _is_last(turns):
-    """Whether this program is the last one to end; all of their deposits are visible then."""
-    tl.debug_barrier()  # deposits of the whole program come before its ticket
-    drawn = tl.atomic_add(turns + 1, 1, sem="acq_rel")
-    is_last = drawn == tl.num_programs(0) - 1
-    if is_last:
-        tl.store(turns, 0)
-        tl.store(turns + 1, 0)
-    return is_last
-
-
-@triton.jit
 def collect_if_last(stripes, turns, scratch, output, then):
     """The last program to end adds up the stripes, unless more launches follow.
 
     turns: int32[2], zero before and after: chunks drawn, programs done. output:
     int64[SUMS_LENGTH], the carried sums.
     """
-    if _is_last(turns) & (then != NOTHING):
+    if is_last_program(turns) & (then != NOTHING):
         _write_sums(stripes, scratch, output)
 
 
@@ -110,7 +99,7 @@ def finish_if_last(
     KIND: tl.constexpr,
 ):  # fmt: skip
     """As `collect_if_last`; the last program then finishes. result: see `write_result`."""
-    if _is_last(turns) & (then != NOTHING):
+    if is_last_program(turns) & (then != NOTHING):
         sums = _write_sums(stripes, scratch, output)
         if then == FINISH:
             total = total_norm(output, sums, degree, KIND)

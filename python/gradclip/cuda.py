@@ -178,9 +178,10 @@ class CudaEngine:
 
     def _change(self, name: str, number: int | float) -> None:
         stream = _core.current_stream(self.index)
+        turns = work.workspace(self.device, stream).turns.data_ptr()
         for kernel, table in self._tables(name, scales=True):
             limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
-            arguments = (table.segments, table.owners, limit, table.chunks)
+            arguments = (table.segments, table.owners, limit, turns, table.chunks)
             kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
 
     def _tables(self, kind: str, *, scales: bool) -> list[tuple[_Kernel, work.Table]]:

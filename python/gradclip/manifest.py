@@ -38,8 +38,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "extremes": _WORK_LIST + _WORKSPACE + _CLIP,
     "powers": _WORK_LIST + _WORKSPACE + _POWER,
     "finish": ("void* sums", "void* result", *_CLIP, *_DEGREE),
-    "scale": (*_WORK_LIST, "void* factor", "int32_t chunks"),
-    "clamp": (*_WORK_LIST, "double limit", "int32_t chunks"),
+    "scale": (*_WORK_LIST, "void* factor", "void* turns", "int32_t chunks"),
+    "clamp": (*_WORK_LIST, "double limit", "void* turns", "int32_t chunks"),
 }
 """The parameters that callers pass to each kernel, in order, before SCRATCH."""
 

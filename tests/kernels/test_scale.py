@@ -14,7 +14,9 @@ REAL = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 def change(kernel: str, tensors: list[torch.Tensor], number: object, chunk: int = 1024) -> None:
     table, owners = work_list([segment(tensor) for tensor in tensors], chunk)
-    run(f"{kernel}_{DTYPES[tensors[0].dtype]}", 3, (table, owners, number, len(owners)))
+    turns = torch.zeros(2, dtype=torch.int32)
+    run(f"{kernel}_{DTYPES[tensors[0].dtype]}", 3, (table, owners, number, turns, len(owners)))
+    assert not turns.any()
 
 
 def views(whole: torch.Tensor) -> list[torch.Tensor]:
