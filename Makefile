@@ -5,17 +5,20 @@ BIN := $(VENV)/bin
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10 python3.14
 CARGO_SOURCES := $(shell find Cargo.toml Cargo.lock rust -name '*.rs' -o -name 'Cargo.*' 2>/dev/null)
 
-# The extension is built, linted and tested against this one interpreter, and not linked with it: an
-# extension never is. Its tests call no Python, which the linker of Linux is content with.
+# The extension is built, linted and tested against this one interpreter.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
-export PYO3_BUILD_EXTENSION_MODULE := 1
-TESTED_CRATES := $(if $(filter Linux,$(shell uname)),--workspace,--package gradclip-core)
+
+# Where the interpreter's shared library is, which the extension's Rust tests link with; many systems have none.
+LIBPYTHON = $(shell $(BIN)/python -c 'import pathlib, sysconfig; \
+	folder, name = map(sysconfig.get_config_var, ("LIBDIR", "LDLIBRARY")); \
+	print(folder if name.endswith(".so") and pathlib.Path(folder, name).exists() else "")')
+TESTED_CRATES = $(if $(LIBPYTHON),--workspace,--package gradclip-core)
 
 say = @printf '\n== %s\n' "$(1)"
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test memcheck bench bench-sharded bench-gpu lint format clean
+.PHONY: help setup demo images wheel test memcheck bench bench-sharded bench-gpu lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,15 +53,18 @@ demo: setup ## train a small transformer with every step clipped, then compare t
 
 test: setup lint ## set up, lint and run every test
 	$(call say,tests in Rust)
-	@if cargo nextest --version >/dev/null 2>&1; then \
+	@export LD_LIBRARY_PATH="$(LIBPYTHON):$$LD_LIBRARY_PATH"; \
+	if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run $(TESTED_CRATES); \
 	else \
 		cargo test $(TESTED_CRATES) --quiet; \
 	fi
 	$(call say,tests over several processes)
 	@$(BIN)/python -m pytest -m distributed
+	$(call say,tests of the kernels in the interpreter)
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels
 	$(call say,tests in one process)
-	@$(BIN)/python -m pytest -n 2 -m 'not distributed'
+	@$(BIN)/python -m pytest -n 2 -m 'not distributed' --ignore tests/kernels
 
 images: setup ## compile the CUDA kernels of this tree, by the Triton of .venv, into kernels/images
 	@$(BIN)/python -m kernels.ahead_of_time
