@@ -18,7 +18,7 @@ from gradclip.images import ImageError
 from gradclip.manifest import LAYOUTS, SCRATCH, Manifest
 
 ROOT = Path(__file__).parent.parent
-SMALL = "finish_max"
+SMALL = "clamp_float64"
 """The entry that compiles fastest."""
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -68,14 +68,14 @@ def image(folder: Path) -> images.Image:
 @needs_triton
 def test_image_says_what_a_launch_needs(folder: Path) -> None:
     found = image(folder)
-    assert (found.entry, found.symbol, found.architecture) == (SMALL, "finish", 90)
+    assert (found.entry, found.symbol, found.architecture) == (SMALL, "clamp", 90)
     assert found.code.startswith(b"\x7fELF")
     assert found.symbol.encode() in found.code
     assert (found.size, found.sha256) == (
         len(found.code),
         hashlib.sha256(found.code).hexdigest(),
     )
-    assert found.parameters == LAYOUTS["finish"] + SCRATCH
+    assert found.parameters == LAYOUTS["clamp"] + SCRATCH
     assert found.threads == 32 * found.warps
     assert 0 < found.registers <= 255
     assert found.shared >= 0
@@ -135,9 +135,9 @@ def test_missing_entry_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     "parameters",
     [
-        [*LAYOUTS["finish"][1:], LAYOUTS["finish"][0], *SCRATCH],
-        [*LAYOUTS["finish"], SCRATCH[0]],
-        [*LAYOUTS["finish"], *SCRATCH, "void* more"],
+        [*LAYOUTS["clamp"][1:], LAYOUTS["clamp"][0], *SCRATCH],
+        [*LAYOUTS["clamp"], SCRATCH[0]],
+        [*LAYOUTS["clamp"], *SCRATCH, "void* more"],
         [],
     ],
     ids=["reordered", "one scratch pointer", "one more", "none"],
@@ -203,7 +203,7 @@ def test_every_entry_takes_what_the_launcher_passes() -> None:
     assert {kernel for _, kernel, _ in entries} == set(LAYOUTS)
 
 
-HERE = "from gradclip import images; image = images.image_for(87, 'finish_max'); "
+HERE = "from gradclip import images; image = images.image_for(87, 'clamp_float64'); "
 """sm_87 is in no wheel."""
 
 
@@ -232,7 +232,7 @@ def test_unknown_architecture_without_triton_says_so(tmp_path: Path) -> None:
 @needs_triton
 def test_architecture_that_triton_does_not_know_says_so(tmp_path: Path) -> None:
     done = run("-c", HERE.replace("87", "31"), cache=tmp_path)
-    assert "NoImageError: kernel `finish_max` cannot be compiled for sm_31" in done.stderr
+    assert "NoImageError: kernel `clamp_float64` cannot be compiled for sm_31" in done.stderr
 
 
 def test_command_line_lists_images_or_says_how_to_get_them() -> None:

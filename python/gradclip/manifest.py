@@ -31,13 +31,11 @@ _WORKSPACE = (
 )
 _CLIP = ("double max_norm", "double eps", "double loss_scale")
 _POWER = ("int32_t kind", "double p", "int32_t exponent", "double divisor")
-_DEGREE = ("double degree", "int32_t exponent")
 
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "sums": _WORK_LIST + _WORKSPACE + _CLIP,
     "extremes": _WORK_LIST + _WORKSPACE + _CLIP,
     "powers": _WORK_LIST + _WORKSPACE + _POWER,
-    "finish": ("void* sums", "void* result", *_CLIP, *_DEGREE),
     "scale": (*_WORK_LIST, "void* factor", "void* turns", "int32_t chunks"),
     "clamp": (*_WORK_LIST, "double limit", "void* turns", "int32_t chunks"),
 }
