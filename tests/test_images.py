@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gradclip import __main__ as command_line
 from gradclip import images
 from gradclip.images import ImageError
 from gradclip.manifest import LAYOUTS, SCRATCH, Manifest
@@ -203,8 +204,11 @@ def test_every_entry_takes_what_the_launcher_passes() -> None:
     assert {kernel for _, kernel, _ in entries} == set(LAYOUTS)
 
 
-HERE = "from gradclip import images; image = images.image_for(87, 'clamp_float64'); "
-"""sm_87 is in no wheel."""
+HERE = (
+    "from gradclip import images; images.installed = lambda: None; "
+    "image = images.image_for(87, 'clamp_float64'); "
+)
+"""No packed image serves sm_87, whatever this checkout has."""
 
 
 @needs_triton
@@ -235,11 +239,40 @@ def test_architecture_that_triton_does_not_know_says_so(tmp_path: Path) -> None:
     assert "NoImageError: kernel `clamp_float64` cannot be compiled for sm_31" in done.stderr
 
 
-def test_command_line_lists_images_or_says_how_to_get_them() -> None:
-    done = run("-m", "gradclip", "kernels")
-    assert done.returncode == 0, done.stderr
-    if images.rows():
-        assert f"\n{images.rows()[0].entry} " in done.stdout
-    else:
-        assert "python -m kernels.ahead_of_time" in done.stdout
-    assert "usage: python -m gradclip" in run("-m", "gradclip").stdout
+@needs_triton
+def test_command_line_lists_the_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(images, "installed", lambda: Manifest.read(folder))
+    found = image(folder)
+    assert command_line.main(["kernels"]) == 0
+    head, line, _, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["entry", "image", "bytes", "registers", "shared", "threads", "source"]
+    numbers = (found.size, found.registers, found.shared, found.threads)
+    assert line.split() == [SMALL, "sm_90", *map(str, numbers), found.source[:12]]
+    assert last.startswith("for sm_90; by Triton ")
+
+
+def test_command_line_without_images_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(images, "installed", lambda: None)
+    assert command_line.main(["kernels"]) == 0
+    assert "python -m kernels.ahead_of_time" in capsys.readouterr().out
+
+
+def test_command_line_says_what_is_wrong_with_the_images(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def damaged() -> None:
+        raise ImageError("manifest.json is damaged")
+
+    monkeypatch.setattr(images, "installed", damaged)
+    assert command_line.main(["kernels"]) == 1
+    assert capsys.readouterr().err == "gradclip: manifest.json is damaged\n"
+
+
+def test_command_line_alone_prints_its_usage() -> None:
+    done = run("-m", "gradclip")
+    assert done.returncode == 0
+    assert "usage: python -m gradclip" in done.stdout
