@@ -74,3 +74,17 @@ def test_limited_gradients() -> None:
     finally:
         torch.set_flush_denormal(False)
     assert gradient_of(owners[0]).tolist() == [tiny / 4, -tiny / 4, tiny / 8, tiny / 4]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 0.5, -1.0, math.inf, -math.inf])
+def test_a_total_that_is_subnormal(p: float) -> None:
+    """The finish works in IEEE's mode too, the search for a scale among it."""
+    gradients = [torch.full((4,), 1e-310, dtype=torch.float64)]
+    want = gradclip.get_total_norm(gradients, p).view(torch.int64)
+    torch.set_flush_denormal(True)
+    try:
+        found = gradclip.get_total_norm(gradients, p).view(torch.int64)
+    finally:
+        torch.set_flush_denormal(False)
+    assert want.item() != 0
+    assert found.item() == want.item()

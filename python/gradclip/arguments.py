@@ -10,13 +10,18 @@ def number(value: float | str | Tensor, name: str) -> float:
     """An argument as a float.
 
     Raises:
-        ValueError: a tensor of several elements.
+        TypeError: no number.
+        ValueError: a tensor of several elements, or a word that is no number.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(
             f"`{name}` has shape {tuple(value.shape)}; expected a number or a 0-dim tensor"
         )
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(f"`{name}` is {value!r}; expected a number") from error
 
 
 def coefficient(value: float | Tensor) -> float | Tensor:
@@ -99,6 +104,18 @@ def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     Raises:
         TypeError: no real floating dtype.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise TypeError(f"`dtype` is {dtype}; expected a floating dtype such as torch.float64")
+    is_dtype = dtype is None or isinstance(dtype, torch.dtype)
+    if not is_dtype or (dtype is not None and not dtype.is_floating_point):
+        raise TypeError(f"`dtype` is {dtype!r}; expected a floating dtype such as torch.float64")
     return dtype
+
+
+def attribute(grad: str) -> str:
+    """`grad`, the name of the attribute that holds gradients.
+
+    Raises:
+        TypeError: no string.
+    """
+    if not isinstance(grad, str):
+        raise TypeError(f'`grad` is {grad!r}; expected the name of an attribute, such as "grad"')
+    return grad

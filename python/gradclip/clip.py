@@ -116,7 +116,8 @@ def total_and_factor(
     exact = engine.total(found, settings.norm_type)
     total = totals.unscaled(exact, settings.norm_type, settings.scale)
     _refuse_non_finite(total, settings)
-    factor = _core.coefficient(total, settings.max_norm, settings.eps) / settings.scale
+    clip = _core.coefficient(total, settings.max_norm, settings.eps)
+    factor = _core.unscaled(clip, settings.scale)
     return totals.tensor_of(total, dtype or found.total_dtype, found.device), factor
 
 
@@ -236,7 +237,7 @@ def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
 def _refuse_raw_gradients(given: Parameters, attribute: str) -> None:
     for position, tensor in enumerate(given.tensors):
         is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
-        if not is_parameter and getattr(tensor, attribute) is None:
+        if not is_parameter and getattr(tensor, attribute, None) is None:
             raise TypeError(
                 f"{given.name(position)} is a plain tensor without .{attribute}; pass parameters, "
                 "or scale raw gradients with gradclip.scale_"

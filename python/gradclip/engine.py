@@ -103,9 +103,9 @@ def scale_(gradients: Gradients, factor: float | Tensor) -> None:
             return _scale_on_devices(gradients, factor.to(torch.float64))
         factor = float(factor)
     if factor != 1:
+        _scale_on_devices(gradients, factor)
         if gradients.fused:
             gradients.core.scale(factor, torch.get_num_threads())
-        _scale_on_devices(gradients, factor)
     return None
 
 

@@ -6,17 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradclip import _core, cuda
+from gradclip import _core, arguments, cuda, refusals
 from gradclip.parameters import Parameters
 
-_FLOAT8 = {
-    getattr(torch, name)
-    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-}
-_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64, *_FLOAT8}
 _DOUBLE = {torch.float64, torch.complex128}
-_SUPPORTED = _REAL | {torch.complex64, torch.complex128}
 
 
 class Gradients(NamedTuple):
@@ -75,7 +68,7 @@ def of(parameters: Parameters, attribute: str = "grad") -> Gradients:
         TypeError: a gradient whose dtype or layout has no norm.
         ValueError: gradients that overlap.
     """
-    core = _core.Gradients.of(parameters.tensors, attribute, parameters.names)
+    core = _core.Gradients.of(parameters.tensors, arguments.attribute(attribute), parameters.names)
     return _sorted(core, parameters)
 
 
@@ -101,26 +94,7 @@ def _sorted(
     if not all(map(cuda.is_served, served)):
         reference, served = sorted((*reference, *core.cuda_places)), ()
     gradients = Gradients(core, tensors, fused, reference, parameters, owned, served)
-    for place in reference:
-        _check(gradients, place)
+    if reference:
+        unplanned = set(reference).difference(core.planned_places)
+        refusals.check(tensors, reference, unplanned, gradients.name)
     return gradients
-
-
-def _check(gradients: Gradients, place: int) -> None:
-    tensor = gradients.tensors[place]
-    if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
-        raise TypeError(
-            f"gradient of {gradients.name(place)} is {tensor.dtype}; expected a floating or "
-            "complex dtype, so convert it, for instance by `.float()`"
-        )
-    if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
-        layout = "nested" if tensor.is_nested else tensor.layout
-        raise TypeError(
-            f"gradient of {gradients.name(place)} has layout {layout}; expected strided or "
-            "sparse COO, so convert it, for instance by `.to_sparse_coo()`"
-        )
-    if hasattr(tensor, "device_mesh"):
-        raise TypeError(
-            f"gradient of {gradients.name(place)} is a DTensor but its parameter is none; pass "
-            "group=, the ranks to clip over, such as torch.distributed.group.WORLD"
-        )

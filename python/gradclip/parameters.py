@@ -4,7 +4,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -51,18 +51,30 @@ def listed(parameters: ParametersLike) -> Parameters:
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
     spent = isinstance(parameters, types.GeneratorType)
-    entries = list(parameters)
+    entries: list[Any] = list(parameters)
     if not entries:
         kind = "a spent or empty generator" if spent else "empty"
         warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
         return Parameters([], None)
     names = None
     if isinstance(entries[0], tuple):
-        names, entries = [name for name, _ in entries], [tensor for _, tensor in entries]
+        names, entries = _unzipped(entries)
     kinds = frozenset(map(type, entries))
     if not kinds <= _TENSOR_TYPES:
         _refuse_others(entries)
     return Parameters(entries, names, kinds)
+
+
+def _unzipped(entries: list[Any]) -> tuple[list[str], list[Any]]:
+    """The names and the tensors of (name, tensor) pairs."""
+    for position, entry in enumerate(entries):
+        is_pair = isinstance(entry, tuple) and len(entry) == 2
+        if not is_pair or not isinstance(entry[0], str):
+            raise TypeError(
+                f"`parameters` begins with a tuple and holds no (name, tensor) pair at position "
+                f"{position}; expected tensors alone, or pairs of a string and a tensor throughout"
+            )
+    return [name for name, _ in entries], [tensor for _, tensor in entries]
 
 
 def warn(message: str) -> None:

@@ -14,7 +14,7 @@ _FLOAT32_PLACE = 6
 
 def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
     """The total of gradients divided by a loss scale; p = 0 counts elements and has no scale."""
-    return total if norm_type == 0 else total / loss_scale
+    return total if norm_type == 0 else _core.unscaled(total, loss_scale)
 
 
 def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:

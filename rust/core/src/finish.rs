@@ -1,5 +1,6 @@
 //! The finish: from the sums to the total norm, the clip coefficient and the factor of the gradients.
 
+use crate::cpu::float_mode::StandardMode;
 use crate::exact::{NO_EXTREME, Sums, root, square_root, value};
 use crate::norm::{NormKind, Scale};
 
@@ -9,6 +10,7 @@ use crate::norm::{NormKind, Scale};
 /// `scale` is what the sums were taken with; only powers use one. Non-finite elements follow torch: any NaN gives NaN,
 /// else an infinity gives infinity (p = 0 counts it, p = -inf compares it, negative p ignores it).
 pub fn total(sums: &Sums, kind: NormKind, scale: Option<Scale>) -> Option<f64> {
+    let _mode = StandardMode::enter();
     if sums.nan > 0 {
         return Some(f64::NAN);
     }
@@ -42,6 +44,7 @@ fn extreme(key: i64, kind: NormKind) -> f64 {
 
 /// The scale for a second pass over powers of `kind`, from a pass with [`NormKind::leading`].
 pub fn scale_from(extremes: &Sums, kind: NormKind) -> Scale {
+    let _mode = StandardMode::enter();
     kind.scale_for(extreme(extremes.extreme, kind.leading()))
 }
 
@@ -64,9 +67,16 @@ fn negative_power(sums: &Sums, p: f64, scale: Option<Scale>) -> Option<f64> {
     }
 }
 
+/// A total divided by a loss scale.
+pub fn unscaled(total: f64, loss_scale: f64) -> f64 {
+    let _mode = StandardMode::enter();
+    total / loss_scale
+}
+
 /// The clip coefficient min(1, max_norm / (total + eps)) in float64, as `torch.nn.utils.clip_grad_norm_`; NaN totals
 /// give NaN, and an infinite `max_norm` gives 1 whatever the total.
 pub fn coefficient(total: f64, max_norm: f64, eps: f64) -> f64 {
+    let _mode = StandardMode::enter();
     if max_norm == f64::INFINITY {
         return 1.0;
     }

@@ -88,11 +88,13 @@ impl NormKind {
     }
 }
 
-/// floor(log2 x) for finite x > 0.
+/// floor(log2 x) for finite x > 0; that of the smallest float64 for 0. By integers, whatever mode the thread is in.
 pub fn exponent_of(x: f64) -> i32 {
-    const TO_NORMAL: i32 = 64;
-    match (x.to_bits() >> 52 & 0x7FF) as i32 {
-        0 => exponent_of(times_power_of_two(x, TO_NORMAL)) - TO_NORMAL,
+    const FRACTION_BITS: i32 = f64::MANTISSA_DIGITS as i32 - 1;
+    let bits = x.to_bits();
+    let fraction = bits & ((1 << FRACTION_BITS) - 1);
+    match (bits >> FRACTION_BITS & 0x7FF) as i32 {
+        0 => (fraction.max(1).ilog2() as i32) - FRACTION_BITS - 1022,
         biased => biased - 1023,
     }
 }

@@ -23,7 +23,7 @@ mod _core {
     #[pymodule_export]
     use crate::gradients::Gradients;
     #[pymodule_export]
-    use crate::sums::{PowerScale, Sums, coefficient, leading_norm_type};
+    use crate::sums::{PowerScale, Sums, coefficient, leading_norm_type, unscaled};
 
     use super::*;
 

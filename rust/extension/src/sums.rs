@@ -91,6 +91,12 @@ pub fn coefficient(total: f64, max_norm: f64, eps: f64) -> f64 {
     finish::coefficient(total, max_norm, eps)
 }
 
+/// A total, or a coefficient, divided by a loss scale.
+#[pyfunction]
+pub fn unscaled(value: f64, loss_scale: f64) -> f64 {
+    finish::unscaled(value, loss_scale)
+}
+
 /// The kind of a norm type, or `ValueError`.
 pub fn kind(norm_type: f64) -> PyResult<NormKind> {
     NormKind::new(norm_type).map_err(norm_error)

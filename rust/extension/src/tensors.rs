@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gradclip_core::dtype::DType;
 use gradclip_core::plan::Device;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -53,12 +53,26 @@ pub fn gradients_of(parameters: &Bound<'_, PyList>, attribute: &Bound<'_, PyStri
         if !seen.insert(parameter.as_ptr() as usize) {
             continue;
         }
-        let gradient = parameter.getattr(attribute)?;
+        let gradient = parameter.getattr(attribute).map_err(|error| absent(error, attribute, position, names))?;
         if !gradient.is_none() {
             gradients.push(reader.read(position, gradient, None, names)?);
         }
     }
     Ok((gradients, reader.descriptors))
+}
+
+/// An attribute that is not there, in words; what an attribute's own code raised otherwise.
+fn absent(error: PyErr, attribute: &Bound<'_, PyString>, position: usize, names: &Names) -> PyErr {
+    let py = attribute.py();
+    if !error.is_instance_of::<PyAttributeError>(py) {
+        return error;
+    }
+    let told = PyAttributeError::new_err(format!(
+        "{} has no attribute `{attribute}`; name the attribute that holds gradients by grad= (None in it is no gradient)",
+        names.of(py, position)
+    ));
+    told.set_cause(py, Some(error));
+    told
 }
 
 /// Raw tensors as gradients, each object once; `owned` are the logical elements that this rank counts of each.

@@ -3,7 +3,7 @@
 mod block;
 mod element;
 mod extremes;
-mod float_mode;
+pub mod float_mode;
 mod magnitude;
 mod powers;
 mod read;

@@ -1,12 +1,14 @@
 //! The threads of the engine.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Pools by process and size: threads do not survive a fork, so a child starts its own.
-type Pools = HashMap<(u32, usize), Arc<ThreadPool>>;
+/// Threads, and the process and number they were started for: threads do not survive a fork, so a child starts its own.
+struct Pool {
+    key: (u32, usize),
+    threads: Arc<ThreadPool>,
+}
 
 /// How many threads may work on one call; 1 stays on the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,18 +34,24 @@ impl Threads {
         self.0 > 1
     }
 
+    /// The pool of this process, of the size asked for last: one of another size ends when its work is done.
     fn pool(self) -> Option<Arc<ThreadPool>> {
-        static POOLS: OnceLock<Mutex<Pools>> = OnceLock::new();
+        static LAST: Mutex<Option<Pool>> = Mutex::new(None);
         if !self.are_many() {
             return None;
         }
-        let mut pools = POOLS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (std::process::id(), self.0);
-        if let Some(pool) = pools.get(&key) {
-            return Some(pool.clone());
+        if let Some(known) = last.as_ref().filter(|known| known.key == key) {
+            return Some(known.threads.clone());
         }
-        let pool =
-            ThreadPoolBuilder::new().num_threads(self.0).thread_name(|i| format!("gradclip-{i}")).build().ok()?;
-        Some(pools.entry(key).or_insert(Arc::new(pool)).clone())
+        let threads = ThreadPoolBuilder::new().num_threads(self.0).thread_name(|i| format!("gradclip-{i}"));
+        let threads = Arc::new(threads.build().ok()?);
+        let outdated = last.replace(Pool { key, threads: threads.clone() });
+        // The threads of a forked process's parent do not exist here: nothing would answer their end.
+        if let Some(outdated) = outdated.filter(|outdated| outdated.key.0 != key.0) {
+            std::mem::forget(outdated);
+        }
+        Some(threads)
     }
 }
