@@ -14,7 +14,7 @@ FLOAT8 = torch.float8_e4m3fn
 
 def owner(gradient: Any) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.main_grad = gradient  # type: ignore[assignment]
+    parameter.main_grad = gradient  # type: ignore[attr-defined]
     return parameter
 
 
@@ -88,7 +88,7 @@ def test_repeated_indices_of_sparse_float8() -> None:
     sparse = torch.sparse_coo_tensor(
         torch.tensor([[1, 1]]), eights()[:2], (3,), check_invariants=False
     )
-    with pytest.raises(TypeError, match="parameter 1 is sparse torch.float8_e4m3fn with repeated"):
+    with pytest.raises(TypeError, match=r"parameter 1 is sparse .* with repeated"):
         gradclip.clip_([owner(dense), owner(sparse)], 1.0, grad="main_grad")
     assert dense.tolist() == [3.0, 4.0]
 

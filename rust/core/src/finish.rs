@@ -1,6 +1,6 @@
 //! The finish: from the sums to the total norm, the clip coefficient and the factor of the gradients.
 
-use crate::cpu::float_mode::StandardMode;
+use crate::cpu::float_mode::in_standard_mode;
 use crate::exact::{NO_EXTREME, Sums, root, square_root, value};
 use crate::norm::{NormKind, Scale};
 
@@ -10,7 +10,10 @@ use crate::norm::{NormKind, Scale};
 /// `scale` is what the sums were taken with; only powers use one. Non-finite elements follow torch: any NaN gives NaN,
 /// else an infinity gives infinity (p = 0 counts it, p = -inf compares it, negative p ignores it).
 pub fn total(sums: &Sums, kind: NormKind, scale: Option<Scale>) -> Option<f64> {
-    let _mode = StandardMode::enter();
+    in_standard_mode(sums, |sums| rounded_total(sums, kind, scale))
+}
+
+fn rounded_total(sums: &Sums, kind: NormKind, scale: Option<Scale>) -> Option<f64> {
     if sums.nan > 0 {
         return Some(f64::NAN);
     }
@@ -44,8 +47,7 @@ fn extreme(key: i64, kind: NormKind) -> f64 {
 
 /// The scale for a second pass over powers of `kind`, from a pass with [`NormKind::leading`].
 pub fn scale_from(extremes: &Sums, kind: NormKind) -> Scale {
-    let _mode = StandardMode::enter();
-    kind.scale_for(extreme(extremes.extreme, kind.leading()))
+    in_standard_mode(extremes.extreme, |key| kind.scale_for(extreme(key, kind.leading())))
 }
 
 fn power(sums: &Sums, p: f64, scale: Option<Scale>) -> Option<f64> {
@@ -69,14 +71,16 @@ fn negative_power(sums: &Sums, p: f64, scale: Option<Scale>) -> Option<f64> {
 
 /// A total divided by a loss scale.
 pub fn unscaled(total: f64, loss_scale: f64) -> f64 {
-    let _mode = StandardMode::enter();
-    total / loss_scale
+    in_standard_mode((total, loss_scale), |(total, loss_scale)| total / loss_scale)
 }
 
 /// The clip coefficient min(1, max_norm / (total + eps)) in float64, as `torch.nn.utils.clip_grad_norm_`; NaN totals
 /// give NaN, and an infinite `max_norm` gives 1 whatever the total.
 pub fn coefficient(total: f64, max_norm: f64, eps: f64) -> f64 {
-    let _mode = StandardMode::enter();
+    in_standard_mode((total, max_norm, eps), |(total, max_norm, eps)| clipping(total, max_norm, eps))
+}
+
+fn clipping(total: f64, max_norm: f64, eps: f64) -> f64 {
     if max_norm == f64::INFINITY {
         return 1.0;
     }

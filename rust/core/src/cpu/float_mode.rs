@@ -4,8 +4,17 @@
 //! An exact sum needs them, so the engine works in IEEE's default mode and puts the caller's back.
 
 use std::arch::asm;
+use std::hint::black_box;
 
-/// The default mode, until dropped.
+/// Runs `work` on `input` in the default mode.
+///
+/// Arithmetic on values that are in registers is not ordered by a change of mode: the boxes tie it to its place.
+pub fn in_standard_mode<I, O>(input: I, work: impl FnOnce(I) -> O) -> O {
+    let _mode = StandardMode::enter();
+    black_box(work(black_box(input)))
+}
+
+/// The default mode, until dropped; for work on memory.
 pub struct StandardMode {
     previous: Control,
 }
