@@ -51,7 +51,7 @@ def is_last_program(turns):
 
     turns: int32[2], chunks drawn and programs done; the last program leaves zeros.
     """
-    tl.debug_barrier()                   # what the whole program wrote comes before its ticket
+    tl.debug_barrier()  # what the whole program wrote comes before its ticket
     drawn = tl.atomic_add(turns + 1, 1, sem="acq_rel")
     is_last = drawn == tl.num_programs(0) - 1
     if is_last:
