@@ -104,7 +104,7 @@ class CudaEngine:
         shape = (tensors, work.SUMS_LENGTH)
         details = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._sum(norm_type, _COLLECT, details=details)
-        details[:, work.EXTREME] ^= _SIGN_BIT
+        details[:, work.EXTREME].bitwise_xor_(_SIGN_BIT)
         return details
 
     def totals(self, settings: Settings) -> Tensor:
@@ -139,7 +139,7 @@ class CudaEngine:
         space = work.workspace(self.device, stream)
         stripe = space.stripes[: work.SUMS_LENGTH]
         stripe.copy_(sums)
-        stripe[work.EXTREME] ^= _SIGN_BIT
+        stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
         kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
         nothing = (0, 0, *space.addresses(0, space.output, result), 0, _FINISH)
         kernel.launch(stream, 1, (*nothing, max_norm, eps, loss_scale))

@@ -89,7 +89,7 @@ class Judge:
         """The vector to reduce."""
         vector = torch.cat([sums, self.sent])
         if not self.maximum:
-            vector[message.EXTREME] = 0
+            vector[message.EXTREME].fill_(0)  # `= 0` would copy from the host
         return vector
 
     def is_bad(self, tail: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,7 @@ def split(vector: torch.Tensor, maximum: bool) -> tuple[torch.Tensor, torch.Tens
     """The rows of sums, shape (n, SUMS), and the tail of a reduced vector."""
     sums = vector[:-TAIL].view(-1, SUMS)
     if not maximum:
-        sums[:, EXTREME] = NO_ELEMENT
+        sums[:, EXTREME].fill_(NO_ELEMENT)  # `=` would copy from the host
     return sums, vector[-TAIL:]
 
 
