@@ -14,9 +14,6 @@ use super::vector::Vector;
 use crate::dtype::DType;
 use crate::plan::Chunk;
 
-/// Fewer elements than this are written on the caller's thread.
-const WORTH_A_THREAD: u64 = 64 * 1024;
-
 /// What happens to each element.
 #[derive(Clone, Copy, Debug)]
 enum Change {
@@ -56,7 +53,7 @@ unsafe fn change(chunks: &[Chunk], change: Change, simd: Simd, threads: Threads)
         unsafe { change_chunk(chunk, change, simd) }
     };
     // Last chunk first: what the sums read last is still in the cache.
-    if threads.are_many() && elements(chunks) >= WORTH_A_THREAD {
+    if threads.share(elements(chunks)) {
         threads.run(|| chunks.par_iter().rev().for_each(one));
     } else {
         chunks.iter().rev().for_each(one);

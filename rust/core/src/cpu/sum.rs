@@ -19,9 +19,6 @@ use crate::finish::extreme_key;
 use crate::norm::{NormKind, Scale};
 use crate::plan::Chunk;
 
-/// Fewer elements than this are summed on the caller's thread: waking others takes longer.
-const WORTH_A_THREAD: u64 = 64 * 1024;
-
 /// What a pass adds up.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
@@ -44,7 +41,7 @@ pub unsafe fn sum(chunks: &[Chunk], pass: Pass, threads: Threads) -> Sums {
         unsafe { add_chunk(chunk, pass, &mut sums) };
         sums
     };
-    if !threads.are_many() || elements(chunks) < WORTH_A_THREAD {
+    if !threads.share(elements(chunks)) {
         return chunks.iter().fold(Sums::default(), one);
     }
     threads.run(|| chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged))
@@ -61,7 +58,7 @@ pub unsafe fn sum_each(chunks: &[Chunk], tensors: usize, pass: Pass, threads: Th
         let sums = unsafe { sum(group, pass, threads) };
         (group[0].tensor as usize, sums)
     };
-    let parts: Vec<(usize, Sums)> = if threads.are_many() && elements(chunks) >= WORTH_A_THREAD {
+    let parts: Vec<(usize, Sums)> = if threads.share(elements(chunks)) {
         threads.run(|| groups.par_iter().map(one).collect())
     } else {
         groups.iter().map(one).collect()

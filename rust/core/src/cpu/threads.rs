@@ -10,6 +10,9 @@ struct Pool {
     threads: Arc<ThreadPool>,
 }
 
+/// Elements from which work is spread over threads.
+const WORTH_A_THREAD: u64 = 64 * 1024;
+
 /// How many threads may work on one call; 1 stays on the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads(usize);
@@ -29,8 +32,12 @@ impl Threads {
         }
     }
 
-    /// Whether work is spread.
-    pub fn are_many(self) -> bool {
+    /// Whether work on so many elements is spread: with fewer, waking others takes longer.
+    pub fn share(self, elements: u64) -> bool {
+        self.are_many() && elements >= WORTH_A_THREAD
+    }
+
+    fn are_many(self) -> bool {
         self.0 > 1
     }
 
