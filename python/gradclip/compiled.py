@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradclip import totals
 from gradclip.parameters import ParametersLike
 from gradclip.settings import Settings
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from gradclip.gradients import Gradients
 
 _LIBRARY = torch.library.Library("gradclip", "DEF")
-_DOUBLE = (torch.float64, torch.complex128)
 
 
 def clip_(
@@ -138,7 +138,7 @@ def _run_total_norm(
 def _run_clip_with_norm_(
     gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float
 ) -> None:
-    from gradclip import totals, value
+    from gradclip import value
 
     total = totals.float64_of(total_norm)
     value.scale_(gradients, totals.coefficient(total, max_norm, eps))
@@ -154,7 +154,7 @@ def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
 
 def _fake_total(gradients: list[Tensor], *arguments: Any) -> Tensor:
     dtypes = [argument for argument in arguments if isinstance(argument, torch.dtype)]
-    double = any(gradient.dtype in _DOUBLE for gradient in gradients)
+    double = any(gradient.dtype in totals.DOUBLE for gradient in gradients)
     dtype = dtypes[0] if dtypes else torch.float64 if double else torch.float32
     return gradients[0].new_empty((), dtype=dtype, layout=torch.strided)
 

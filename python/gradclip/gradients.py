@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, cuda, refusals
+from gradclip import _core, arguments, cuda, refusals, totals
 from gradclip.parameters import Parameters
-
-_DOUBLE = {torch.float64, torch.complex128}
 
 
 class Gradients(NamedTuple):
@@ -37,7 +35,7 @@ class Gradients(NamedTuple):
     def total_dtype(self) -> torch.dtype:
         """float64 when a gradient is float64 or complex128, else float32."""
         double = self.core.has_double or any(
-            self.tensors[place].dtype in _DOUBLE for place in self.reference
+            self.tensors[place].dtype in totals.DOUBLE for place in self.reference
         )
         return torch.float64 if double else torch.float32
 

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from gradclip import _core, arguments
 
+DOUBLE = frozenset({torch.float64, torch.complex128})
+"""Gradients of these types make the returned total float64."""
+
 _EXACT = "_gradclip_float64"
 _FLOAT32_PLACE = 6
 """Where a result of the kernels holds the total as float32, seen as float32."""
