@@ -207,6 +207,37 @@ def test_one_parameter_listed_twice_counts_and_scales_once(route: str) -> None:
     assert norms.tolist() == [5.0, 5.0]
 
 
+@pytest.mark.parametrize("end", [[], [torch.zeros(0)], [torch.tensor([3.0]).to_sparse()]])
+def test_parameters_listed_twice_beside_a_known_plan(end: list[torch.Tensor], route: str) -> None:
+    """The second call finds the plan of the first: nothing of it may count again."""
+    first, second = parameter(torch.tensor([6.0])), parameter(torch.tensor([8.0]))
+    rest = [parameter(gradient) for gradient in end]
+    expected = oracle.total_norm([torch.tensor([6.0, 8.0]), *(t.to_dense() for t in end)], 2)
+    for listed in (
+        [first, second, *rest],
+        [first, second, *rest, *rest],
+        [first, first, second, *rest],
+        [first, second, first, *rest, second],
+        [first, second, *rest, first],
+    ):
+        total_norm = gradclip.clip_(listed, math.inf, dtype=torch.float64)
+        assert total_norm.item() == expected, [id(p) for p in listed]
+
+
+def test_gradients_behind_a_property(route: str) -> None:
+    """A class that says what `grad` is goes before torch's own."""
+
+    class Scaled(torch.nn.Parameter):
+        @property
+        def grad(self) -> torch.Tensor:  # type: ignore[override]
+            return self.held  # type: ignore[attr-defined, no-any-return]
+
+    owner = Scaled(torch.zeros(2))
+    owner.held = torch.tensor([3.0, 4.0])  # type: ignore[attr-defined]
+    assert gradclip.clip_([owner], 1.0, eps=0.0).item() == 5.0
+    assert owner.grad.tolist() == [pytest.approx(0.6), pytest.approx(0.8)]
+
+
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 5, 3)])
 def test_expanded_gradients(shape: tuple[int, ...], route: str) -> None:
     base = torch.tensor([[2.0]]) if len(shape) != 1 else torch.tensor(2.0)

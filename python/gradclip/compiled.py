@@ -101,7 +101,7 @@ def _found(gradients: list[Tensor]) -> "Gradients":
     from gradclip import gradients as reading
     from gradclip.parameters import Parameters
 
-    return reading.given(Parameters(gradients, None))
+    return reading.given(Parameters.of(gradients))
 
 
 def _run_clip_(gradients: list[Tensor], *asked: Any) -> Tensor:

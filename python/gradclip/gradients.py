@@ -47,7 +47,7 @@ class Gradients(NamedTuple):
 
     def only(self, place: int) -> "Gradients":
         """The gradient at a place, alone."""
-        alone = Parameters([self.tensors[place]], [self.name(place).strip("`")])
+        alone = Parameters.of([self.tensors[place]], [self.name(place).strip("`")])
         return given(alone, [self.owned_of(place)])
 
     def owned_of(self, place: int) -> tuple[int, int] | None:

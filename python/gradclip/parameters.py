@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from gradclip import _core
+
 ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
-
-
-_TENSOR_TYPES = {Tensor, nn.Parameter}
 
 
 class Parameters(NamedTuple):
@@ -20,13 +19,13 @@ class Parameters(NamedTuple):
 
     tensors: list[Tensor]
     names: list[str] | None
-    types: frozenset[type] | None = None
+    are_plain: bool
+    """Whether all are exactly tensors or parameters of torch, none a subclass."""
 
-    @property
-    def are_plain(self) -> bool:
-        """Whether all are exactly tensors or parameters of torch, none a subclass."""
-        types = set(map(type, self.tensors)) if self.types is None else self.types
-        return types <= _TENSOR_TYPES
+    @classmethod
+    def of(cls, tensors: list[Tensor], names: list[str] | None = None) -> "Parameters":
+        """These tensors, with what they are called."""
+        return cls(tensors, names, _core.are_plain(tensors))
 
     @property
     def device(self) -> torch.device:
@@ -47,7 +46,7 @@ def listed(parameters: ParametersLike) -> Parameters:
         TypeError: an entry is no tensor.
     """
     if isinstance(parameters, Tensor):
-        return Parameters([parameters], None)
+        return Parameters.of([parameters])
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
     spent = isinstance(parameters, types.GeneratorType)
@@ -55,14 +54,14 @@ def listed(parameters: ParametersLike) -> Parameters:
     if not entries:
         kind = "a spent or empty generator" if spent else "empty"
         warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
-        return Parameters([], None)
+        return Parameters.of([])
     names = None
     if isinstance(entries[0], tuple):
         names, entries = _unzipped(entries)
-    kinds = frozenset(map(type, entries))
-    if not kinds <= _TENSOR_TYPES:
+    found = Parameters.of(entries, names)
+    if not found.are_plain:
         _refuse_others(entries)
-    return Parameters(entries, names, kinds)
+    return found
 
 
 def _unzipped(entries: list[Any]) -> tuple[list[str], list[Any]]:

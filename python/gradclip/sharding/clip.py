@@ -157,7 +157,7 @@ def local_gradients(given: Parameters, attribute: str | None, linear: bool = Tru
         name = given.name(position).strip("`")
         found[id(tensor)] = (_local(gradient, given.name(position), linear), name)
     listed = list(found.values())
-    return gradients.given(Parameters([t for t, _ in listed], [name for _, name in listed]))
+    return gradients.given(Parameters.of([t for t, _ in listed], [name for _, name in listed]))
 
 
 def _local(gradient: torch.Tensor, name: str, linear: bool) -> torch.Tensor:

@@ -64,7 +64,7 @@ def read(
 ) -> Gradients:
     """Tensors of these entries, read and checked, with the range that counts of each."""
     names = [entry.name or entry.label for entry in entries]
-    return gradients.given(Parameters(list(tensors), names), list(owned))
+    return gradients.given(Parameters.of(list(tensors), names), list(owned))
 
 
 def _by_entry(entries: Sequence[Entry], found: Gradients, norm_type: float) -> dict[int, Sums]:

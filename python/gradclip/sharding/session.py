@@ -123,7 +123,6 @@ def _layout_key(tensor: Any) -> Any:
     return getattr(tensor, "_spec", None) or (tensor.shape, tensor.dtype)
 
 
-_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 _sessions: OrderedDict[Any, Session] = OrderedDict()
 
 

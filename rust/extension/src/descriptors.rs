@@ -59,20 +59,32 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// Takes the next one.
+    /// Takes the next one if it has elements and is the next one of a known plan; whether it is.
+    pub fn follow(&mut self, seen: &Seen<'_>) -> bool {
+        let follows = !seen.sizes.contains(&0) && self.is_next(seen);
+        self.count += usize::from(follows);
+        follows
+    }
+
+    /// Takes the next one, whatever it is.
     pub fn push(&mut self, seen: Seen<'_>) {
-        if self.count == 0 && self.own.is_empty() {
-            self.followed = Planned::beginning_with(&seen);
+        if self.is_next(&seen) {
+            self.count += 1;
+            return;
         }
-        if let Some(planned) = &self.followed {
-            if planned.descriptors.get(self.count).is_some_and(|known| seen.is(known)) {
-                self.count += 1;
-                return;
-            }
+        if let Some(planned) = self.followed.take() {
             self.own = planned.descriptors[..self.count].to_vec();
-            self.followed = None;
         }
         self.own.push(seen.copied());
+    }
+
+    /// Whether this comes next in the plan that is followed, or begins one.
+    fn is_next(&mut self, seen: &Seen<'_>) -> bool {
+        if self.count == 0 && self.own.is_empty() {
+            self.followed = Planned::beginning_with(seen);
+        }
+        let known = self.followed.as_ref().and_then(|planned| planned.descriptors.get(self.count));
+        known.is_some_and(|known| seen.is(known))
     }
 
     /// The plan of all that were pushed.

@@ -1,10 +1,12 @@
 //! The Python extension `gradclip._core`: reads tensors and hands plans to the engines. No arithmetic here.
 
+mod attribute;
 mod cuda;
 mod descriptors;
 mod dlpack;
 mod errors;
 mod gradients;
+mod kinds;
 mod planned;
 mod sums;
 mod tensors;
@@ -22,6 +24,8 @@ mod _core {
     use crate::cuda::{Kernel, WorkList, architecture};
     #[pymodule_export]
     use crate::gradients::Gradients;
+    #[pymodule_export]
+    use crate::kinds::are_plain;
     #[pymodule_export]
     use crate::sums::{PowerScale, Sums, coefficient, leading_norm_type, unscaled};
 

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use gradclip_core::dtype::DType;
 use gradclip_core::plan::Device;
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyString, PyType};
+use pyo3::types::{PyList, PyString};
 use rustc_hash::FxHashSet;
 
+use crate::attribute::Attribute;
 use crate::descriptors::{Descriptors, Seen};
 use crate::dlpack::{Exchange, View};
+use crate::kinds::Plain;
 
 /// Names of the parameters, for errors: given ones, or their positions.
 pub struct Names(pub Option<Py<PyList>>);
@@ -46,33 +47,9 @@ pub type Read = (Vec<Gradient>, Descriptors);
 /// # Errors
 /// `TypeError` naming the parameter for integer, boolean and other dtypes without a norm.
 pub fn gradients_of(parameters: &Bound<'_, PyList>, attribute: &Bound<'_, PyString>, names: &Names) -> PyResult<Read> {
-    let mut seen = FxHashSet::with_capacity_and_hasher(parameters.len(), Default::default());
-    let mut reader = Reader::new(parameters.py())?;
-    let mut gradients = Vec::with_capacity(parameters.len());
-    for (position, parameter) in parameters.iter().enumerate() {
-        if !seen.insert(parameter.as_ptr() as usize) {
-            continue;
-        }
-        let gradient = parameter.getattr(attribute).map_err(|error| absent(error, attribute, position, names))?;
-        if !gradient.is_none() {
-            gradients.push(reader.read(position, gradient, None, names)?);
-        }
-    }
-    Ok((gradients, reader.descriptors))
-}
-
-/// An attribute that is not there, in words; what an attribute's own code raised otherwise.
-fn absent(error: PyErr, attribute: &Bound<'_, PyString>, position: usize, names: &Names) -> PyErr {
-    let py = attribute.py();
-    if !error.is_instance_of::<PyAttributeError>(py) {
-        return error;
-    }
-    let told = PyAttributeError::new_err(format!(
-        "{} has no attribute `{attribute}`; name the attribute that holds gradients by grad= (None in it is no gradient)",
-        names.of(py, position)
-    ));
-    told.set_cause(py, Some(error));
-    told
+    let py = parameters.py();
+    let attribute = Attribute::new(attribute)?;
+    read(parameters, names, |position, parameter| attribute.of(parameter, || names.of(py, position)), |_| None)
 }
 
 /// Raw tensors as gradients, each object once; `owned` are the logical elements that this rank counts of each.
@@ -84,35 +61,85 @@ pub fn gradients_from(
     owned: Option<Vec<Option<(u64, u64)>>>,
     names: &Names,
 ) -> PyResult<Read> {
-    let mut seen = FxHashSet::with_capacity_and_hasher(tensors.len(), Default::default());
-    let mut reader = Reader::new(tensors.py())?;
-    let mut gradients = Vec::with_capacity(tensors.len());
-    for (position, tensor) in tensors.iter().enumerate() {
-        if seen.insert(tensor.as_ptr() as usize) {
-            let range = owned.as_ref().and_then(|owned| *owned.get(position)?).map(|(start, end)| start..end);
-            gradients.push(reader.read(position, tensor, range, names)?);
+    let range = |position| owned.as_ref().and_then(|owned| *owned.get(position)?).map(|(start, end)| start..end);
+    read(tensors, names, |_, tensor| Ok(tensor.clone()), range)
+}
+
+/// What `gradient` finds for each object of a list; objects that are listed twice count once.
+fn read<'py>(
+    objects: &Bound<'py, PyList>,
+    names: &Names,
+    gradient: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    owned: impl Fn(usize) -> Option<Range<u64>>,
+) -> PyResult<Read> {
+    let mut reader = Reader::new(objects.py())?;
+    let mut gradients = Vec::with_capacity(objects.len());
+    let mut met = Met::default();
+    for (position, object) in objects.iter().enumerate() {
+        if met.has(&object) {
+            continue;
+        }
+        let tensor = gradient(position, &object)?;
+        if tensor.is_none() {
+            continue;
+        }
+        if met.none_twice && reader.follows(&tensor, owned(position)) {
+            gradients.push(Gradient { position, tensor: tensor.unbind(), is_planned: true });
+        } else if met.is_first(objects, position, &object) {
+            gradients.push(reader.read(position, tensor, owned(position), names)?);
         }
     }
     Ok((gradients, reader.descriptors))
 }
 
+/// The objects of a list that were read.
+///
+/// While gradients lie where those of a known plan lie no object can come twice, as no plan has memory twice; only from
+/// then on they are written down.
+struct Met {
+    none_twice: bool,
+    addresses: FxHashSet<usize>,
+}
+
+impl Default for Met {
+    fn default() -> Self {
+        Met { none_twice: true, addresses: FxHashSet::default() }
+    }
+}
+
+impl Met {
+    fn has(&self, object: &Bound<'_, PyAny>) -> bool {
+        !self.none_twice && self.addresses.contains(&(object.as_ptr() as usize))
+    }
+
+    /// Notes an object and all before it; whether it is none of those.
+    fn is_first(&mut self, objects: &Bound<'_, PyList>, position: usize, object: &Bound<'_, PyAny>) -> bool {
+        if self.none_twice {
+            self.addresses.extend(objects.iter().take(position).map(|before| before.as_ptr() as usize));
+            self.none_twice = false;
+        }
+        self.addresses.insert(object.as_ptr() as usize)
+    }
+}
+
 struct Reader<'py> {
     exchange: Exchange,
-    tensor: Bound<'py, PyType>,
-    parameter: Bound<'py, PyType>,
+    plain: Plain<'py>,
     descriptors: Descriptors,
 }
 
 impl<'py> Reader<'py> {
     fn new(py: Python<'py>) -> PyResult<Self> {
-        static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-        Ok(Reader {
-            exchange: Exchange::get(py)?,
-            tensor: TENSOR.import(py, "torch", "Tensor")?.clone(),
-            parameter: PARAMETER.import(py, "torch.nn", "Parameter")?.clone(),
-            descriptors: Descriptors::default(),
-        })
+        Ok(Reader { exchange: Exchange::get(py)?, plain: Plain::new(py)?, descriptors: Descriptors::default() })
+    }
+
+    /// Whether a tensor is the next one of the plan that all before it followed; nothing is noted otherwise.
+    fn follows(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> bool {
+        let look = |view: View<'_>, descriptors: &mut Descriptors| {
+            let dtype = dtype_of(&view).ok().flatten();
+            dtype.is_some_and(|dtype| descriptors.follow(&seen(dtype, &view, owned)))
+        };
+        self.view(tensor, look).unwrap_or(false)
     }
 
     fn read(
@@ -122,37 +149,31 @@ impl<'py> Reader<'py> {
         owned: Option<Range<u64>>,
         names: &Names,
     ) -> PyResult<Gradient> {
-        let is_planned = match self.is_exact(&tensor) {
-            true => {
-                let descriptors = &mut self.descriptors;
-                let look = |view: View<'_>| dtype_of(&view).map(|dtype| push(descriptors, dtype, &view, owned));
-                self.exchange.view(&tensor, look).unwrap_or(Ok(false))
-            }
-            false => Ok(false),
+        let look = |view: View<'_>, descriptors: &mut Descriptors| {
+            let dtype = dtype_of(&view)?;
+            Ok(dtype.map(|dtype| descriptors.push(seen(dtype, &view, owned))).is_some())
         };
+        let is_planned = self.view(&tensor, look).unwrap_or(Ok(false));
         let is_planned = is_planned.map_err(|()| refused(&tensor, position, names))?;
         Ok(Gradient { position, tensor: tensor.unbind(), is_planned })
     }
 
-    /// Subclasses may wrap memory that is elsewhere, and answer with a null pointer or with another tensor's.
-    fn is_exact(&self, tensor: &Bound<'py, PyAny>) -> bool {
-        let of = tensor.get_type();
-        of.is(&self.tensor) || of.is(&self.parameter)
+    /// Shows `look` what torch says of a tensor; `None` where it has no memory that the engines may read.
+    fn view<R>(&mut self, tensor: &Bound<'py, PyAny>, look: impl FnOnce(View<'_>, &mut Descriptors) -> R) -> Option<R> {
+        let descriptors = &mut self.descriptors;
+        self.plain.is(tensor).then(|| self.exchange.view(tensor, |view| look(view, descriptors))).flatten()
     }
 }
 
-/// Notes the memory of a tensor whose type the engines read; whether it has such a type.
-fn push(descriptors: &mut Descriptors, dtype: Option<DType>, view: &View<'_>, owned: Option<Range<u64>>) -> bool {
-    let Some(dtype) = dtype else { return false };
-    descriptors.push(Seen {
+fn seen<'a>(dtype: DType, view: &View<'a>, owned: Option<Range<u64>>) -> Seen<'a> {
+    Seen {
         address: view.address,
         sizes: view.sizes,
         strides: view.strides,
         dtype,
         device: Device { kind: view.device_type, index: view.device_index },
         owned,
-    });
-    true
+    }
 }
 
 /// `Ok(None)` for float8 and the like, which torch operations handle; an error for dtypes without a norm.
