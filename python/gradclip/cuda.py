@@ -136,13 +136,13 @@ class CudaEngine:
         """As `totals`, from sums that were taken elsewhere; their carries may be pending."""
         result = torch.empty(4, dtype=torch.float64, device=self.device)
         stream = _core.current_stream(self.index)
-        space = work.workspace(self.device, stream)
-        stripe = space.stripes[: work.SUMS_LENGTH]
-        stripe.copy_(sums)
-        stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
         kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
-        nothing = (0, 0, *space.addresses(0, space.output, result), 0, _FINISH)
-        kernel.launch(stream, 1, (*nothing, max_norm, eps, loss_scale))
+        with work.workspace(self.device, stream) as space:
+            stripe = space.stripes[: work.SUMS_LENGTH]
+            stripe.copy_(sums)
+            stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
+            nothing = (0, 0, *space.addresses(0, space.output, result), 0, _FINISH)
+            kernel.launch(stream, 1, (*nothing, max_norm, eps, loss_scale))
         return result
 
     def _sum(
@@ -157,32 +157,34 @@ class CudaEngine:
         result: Tensor | None = None,
     ) -> None:
         stream = _core.current_stream(self.index)
-        space = work.workspace(self.device, stream)
         kind = _KINDS.get(norm_type, "")
         last: tuple[float, ...] = clip
         if scale is not None or not is_single_pass(self.core, norm_type):
             kind, last = "powers", _power_arguments(norm_type, scale)
         tables = self._tables(kind, scales=False)
-        addresses = space.addresses(
-            0 if details is None else details.data_ptr(),
-            space.output if output is None else output,
-            space.result if result is None else result,
-        )
-        for place, (kernel, table) in enumerate(tables):
-            ends = then if place == len(tables) - 1 else _NOTHING
-            arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
-            kernel.launch.launch(stream, table.chunks, arguments)
-        if not tables:
-            nothing = (0, 0, *addresses, 0, then, *last)
-            _kernel(self.index, f"{kind}_float32").launch.launch(stream, 1, nothing)
+        with work.workspace(self.device, stream) as space:
+            addresses = space.addresses(
+                0 if details is None else details.data_ptr(),
+                space.output if output is None else output,
+                space.result if result is None else result,
+            )
+            for place, (kernel, table) in enumerate(tables):
+                ends = then if place == len(tables) - 1 else _NOTHING
+                arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
+                kernel.launch.launch(stream, table.chunks, arguments)
+            if not tables:
+                nothing = (0, 0, *addresses, 0, then, *last)
+                _kernel(self.index, f"{kind}_float32").launch.launch(stream, 1, nothing)
 
     def _change(self, name: str, number: int | float) -> None:
         stream = _core.current_stream(self.index)
-        turns = work.workspace(self.device, stream).turns.data_ptr()
-        for kernel, table in self._tables(name, scales=True):
-            limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
-            arguments = (table.segments, table.owners, limit, turns, table.chunks)
-            kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
+        tables = self._tables(name, scales=True)
+        with work.workspace(self.device, stream) as space:
+            turns = space.turns.data_ptr()
+            for kernel, table in tables:
+                limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
+                arguments = (table.segments, table.owners, limit, turns, table.chunks)
+                kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
 
     def _tables(self, kind: str, *, scales: bool) -> list[tuple[_Kernel, work.Table]]:
         """A kernel for each element type, with its work list on the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from functools import cache
 
@@ -48,7 +49,7 @@ class Table:
 
 
 _tables: dict[torch.device, OrderedDict[int, Table]] = {}
-
+_tables_lock = threading.Lock()
 
 _captured: list[Table] = []
 """Uploads inside of CUDA graphs, which read the host's memory at every replay."""
@@ -59,6 +60,11 @@ def table_of(device: torch.device, listed: _core.WorkList) -> Table:
 
     A CUDA graph that captures a new list captures its upload too, and both memories stay.
     """
+    with _tables_lock:
+        return _known_or_uploaded(device, listed)
+
+
+def _known_or_uploaded(device: torch.device, listed: _core.WorkList) -> Table:
     known = _tables.setdefault(device, OrderedDict())
     for key, table in reversed(known.items()):
         if table.listed is listed or table.listed.same_as(listed):
@@ -80,9 +86,14 @@ def _forget(known: OrderedDict[int, Table]) -> None:
 
 
 class Workspace:
-    """Memory that kernels leave as they found it: zeros where they add."""
+    """Memory that kernels leave as they found it: zeros where they add.
 
-    def __init__(self, device: torch.device) -> None:
+    A `with` block has it alone, and gives it back at its end. When the block fails, a launch may be
+    missing whose program would have cleared the sums: then nobody gets this workspace again.
+    """
+
+    def __init__(self, device: torch.device, key: tuple[torch.device, int] | None) -> None:
+        self.key = key
         self.stripes = torch.zeros(_STRIPES * SUMS_LENGTH, dtype=torch.int64, device=device)
         self.turns = torch.zeros(2, dtype=torch.int32, device=device)
         self.scratch = torch.empty(_SCRATCH, dtype=torch.int64, device=device)
@@ -94,18 +105,25 @@ class Workspace:
         zeroed = self.stripes.data_ptr(), details, self.turns.data_ptr()
         return (*zeroed, self.scratch.data_ptr(), output.data_ptr(), result.data_ptr())
 
+    def __enter__(self) -> Workspace:
+        return self
 
-_workspaces: dict[tuple[torch.device, int], Workspace] = {}
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None and self.key is not None:
+            _idle[self.key] = self
+
+
+_idle: dict[tuple[torch.device, int], Workspace] = {}
 
 
 def workspace(device: torch.device, stream: int) -> Workspace:
-    """The workspace of a stream; a captured graph gets one of its own, zeroed at each replay."""
+    """A workspace for launches on a stream, to be used in a `with` block.
+
+    A captured graph gets one of its own, zeroed at each replay.
+    """
     if torch.cuda.is_current_stream_capturing():
-        return Workspace(device)
-    key = (device, stream)
-    if key not in _workspaces:
-        _workspaces[key] = Workspace(device)
-    return _workspaces[key]
+        return Workspace(device, None)
+    return _idle.pop((device, stream), None) or Workspace(device, (device, stream))
 
 
 @cache
