@@ -179,12 +179,17 @@ class CudaEngine:
     def _change(self, name: str, number: int | float) -> None:
         stream = _core.current_stream(self.index)
         tables = self._tables(name, scales=True)
+        done: list[str] = []
         with work.workspace(self.device, stream) as space:
             turns = space.turns.data_ptr()
             for kernel, table in tables:
                 limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
                 arguments = (table.segments, table.owners, limit, turns, table.chunks)
-                kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
+                try:
+                    kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
+                except RuntimeError as error:
+                    raise _half_way(done, table.dtype, error) from error
+                done.append(table.dtype)
 
     def _tables(self, kind: str, *, scales: bool) -> list[tuple[_Kernel, work.Table]]:
         """A kernel for each element type, with its work list on the device."""
@@ -203,6 +208,12 @@ class CudaEngine:
             if own != chunk:
                 lists[place] = self.core.work_lists(self.index, scales, own, reals)[place]
         return lists
+
+
+def _half_way(done: list[str], dtype: str, error: RuntimeError) -> RuntimeError:
+    """What a launch that writes gradients and failed left behind; earlier ones cannot be undone."""
+    rest = f", those of {', '.join(done)} were" if done else ""
+    return RuntimeError(f"gradients of {dtype} were not changed{rest}: {error}")
 
 
 def _power_arguments(

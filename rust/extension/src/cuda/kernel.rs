@@ -134,7 +134,7 @@ fn context(device: i32) -> PyResult<&'static Context> {
 }
 
 fn failed(kernel: &str, error: &DriverError) -> PyErr {
-    PyRuntimeError::new_err(format!("kernel `{kernel}` did not start, gradients are as they were: {error}"))
+    PyRuntimeError::new_err(format!("kernel `{kernel}` did not start: {error}"))
 }
 
 #[cfg(test)]
