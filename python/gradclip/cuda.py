@@ -56,14 +56,19 @@ def _kernel(device: int, entry: str) -> _Kernel:
     return _Kernel(loaded, image.chunk, int(image.constants.get("PARTS", 1)))
 
 
-@cache
 def is_served(device: int) -> bool:
     """Whether kernels run on a device; if not, the reference path does, and one warning says so.
 
     Raises:
         ImageError: the installed images are damaged.
-        RuntimeError: no CUDA driver.
+        RuntimeError: no CUDA driver, or a process that was forked from one that used CUDA.
     """
+    torch.cuda.init()  # refuses in a forked process, before the driver is asked for anything
+    return _has_kernels(device)
+
+
+@cache
+def _has_kernels(device: int) -> bool:
     try:
         _kernel(device, "scale_float32")
     except images.NoImageError as error:
