@@ -92,6 +92,20 @@ def test_clip_equals_the_oracle(dtype: torch.dtype, max_norm: float) -> None:
         assert torch.equal(bits(tensor.cpu()), bits(wanted))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 3.0, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", REAL)
+def test_clip_equals_the_cpu_engine(p: float, dtype: torch.dtype) -> None:
+    tensors = [(torch.randn(size, device=DEVICE)).to(dtype) for size in (1, 77, 4096, 70_000)]
+    copies, host = ([t.cpu().clone() for t in tensors] for _ in range(2))
+    max_norm = 0.5 * float(gradclip.get_total_norm(host, p, dtype=torch.float64))
+    ours = float(gradclip.clip_(parameters(tensors), max_norm, p, dtype=torch.float64))
+    theirs = float(gradclip.clip_(parameters(host), max_norm, p, dtype=torch.float64))
+    assert abs(ours - theirs) <= (4 * math.ulp(theirs) if p == 0.5 else 0.0)
+    expected = [oracle.clipped(copy, ours, max_norm) for copy in copies] if p == 0.5 else host
+    for tensor, wanted in zip(tensors, expected, strict=True):
+        assert torch.equal(bits(tensor.cpu()), bits(wanted))
+
+
 @pytest.mark.parametrize("dtype", REAL)
 def test_memory_around_views_is_untouched(dtype: torch.dtype) -> None:
     whole = torch.randn(200_000, device=DEVICE).to(dtype)
