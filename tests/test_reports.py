@@ -39,10 +39,15 @@ def cases() -> list[Any]:
     lines = DATA.read_text(encoding="utf-8").splitlines()
     wanted = [case for case in map(json.loads, lines) if case["ranks"] == 1]
     return [
-        pytest.param(case, id=case["id"], marks=[pytest.mark.large] if case["id"] in LARGE else [])
+        pytest.param(case, id=case["id"], marks=marks_of(case))
         for case in wanted
         if case["id"] not in LEFT_OUT
     ]
+
+
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.gpu] if "need_cuda()" in case["snippet"] else []
+    return [*marks, pytest.mark.large] if case["id"] in LARGE else marks
 
 
 @pytest.mark.parametrize("case", cases())

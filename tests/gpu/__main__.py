@@ -1,4 +1,4 @@
-"""Runs these tests from a built wheel, on a machine with a GPU and no registry.
+"""Runs what needs a GPU from a built wheel, on a machine with a GPU and no registry.
 
 `python -m tests.gpu dist/gradclip-*.whl [pytest arguments]` unpacks the wheel into a folder of its
 own, puts that before everything else, and starts pytest: what is tested is what would be installed.
@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ["tests/gpu", "tests/test_reports.py"]
 
 
 def main(wheel: str, arguments: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(wheel: str, arguments: list[str]) -> int:
         zipfile.ZipFile(wheel).extractall(folder)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
         plain = [f"--config-file={os.devnull}", f"--rootdir={ROOT}"]  # no plugins are asked for
-        command = [sys.executable, "-m", "pytest", *plain, "-m", "gpu", "tests/gpu", *arguments]
+        command = [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *TESTS, *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
