@@ -16,7 +16,7 @@ import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .sources import FOLDER, digest
+from .sources import FOLDER, digest, seal
 
 FORMAT = 1
 """Layout of manifest.json; gradclip/images.py reads this one."""
@@ -103,9 +103,10 @@ def write(folder, images, serves, version):
         "format": FORMAT,
         "triton": version,
         "source": digest(),
-        "serves": serves,
+        "serves": {str(device): image for device, image in serves.items()},
         "images": lines,
     }
+    manifest["seal"] = seal(manifest)
     (aside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     aside.chmod(0o755)
     shutil.rmtree(folder, ignore_errors=True)

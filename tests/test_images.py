@@ -16,6 +16,7 @@ import pytest
 from gradclip import __main__ as command_line
 from gradclip import images
 from gradclip.images import ImageError
+from gradclip.kernels import sources
 from gradclip.manifest import LAYOUTS, SCRATCH, Manifest
 
 ROOT = Path(__file__).parent.parent
@@ -53,10 +54,12 @@ def folder(compiled: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Any]], None], *, sealed: bool = True) -> None:
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     change(content)
+    if sealed:
+        content["seal"] = sources.seal(content)
     path.write_text(json.dumps(content))
 
 
@@ -173,6 +176,19 @@ def test_manifest_of_something_else_is_refused(
 ) -> None:
     edit(folder, lambda content: content.update(change))
     with pytest.raises(ImageError, match=words):
+        Manifest.read(folder)
+
+
+@needs_triton
+@pytest.mark.parametrize("field", ["chunk", "threads", "programs", "offset"])
+def test_manifest_with_another_number_is_refused(folder: Path, field: str) -> None:
+    """A larger chunk, say, would leave the window of a sum."""
+
+    def flip(content: dict[str, Any]) -> None:
+        content["images"][0][field] ^= 1
+
+    edit(folder, flip, sealed=False)
+    with pytest.raises(ImageError, match="is not what was sealed"):
         Manifest.read(folder)
 
 

@@ -161,12 +161,21 @@ def _check_origin(content: dict[str, Any]) -> None:
             "kernel images were made from other sources than those installed; reinstall gradclip, "
             "or in a checkout run `python -m kernels.ahead_of_time`"
         )
+    if content["seal"] != _hashes().seal(content):
+        raise ImageError(
+            "kernel images have a damaged manifest, which is not what was sealed; "
+            "reinstall gradclip"
+        )
 
 
 def sources() -> str:
     """The hash of the kernel sources that are installed."""
-    digest: str = import_module("gradclip.kernels.sources").digest()
+    digest: str = _hashes().digest()
     return digest
+
+
+def _hashes() -> Any:
+    return import_module("gradclip.kernels.sources")
 
 
 def _place(line: dict[str, Any], source: str) -> Place:
