@@ -133,7 +133,10 @@ impl Driver {
                     driver.check("cuInit", unsafe { (driver.init)(0) })?;
                     return Ok(driver);
                 }
-                Err(error) => reason = error.to_string(),
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                    reason = format!("{error}{}", cause.unwrap_or_default());
+                }
             }
         }
         Err(DriverError::Missing { reason })
