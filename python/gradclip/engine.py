@@ -110,12 +110,22 @@ def scale_(gradients: Gradients, factor: float | Tensor) -> None:
 
 
 def _scale_on_devices(gradients: Gradients, factor: float | Tensor) -> None:
-    for device in gradients.cuda:
-        cuda.CudaEngine(gradients.core, device).scale_(_on(factor, torch.device("cuda", device)))
+    engines = _prepared(gradients, "scale")
+    factors = [_on(factor, engine.device) for engine in engines]
     for place in gradients.reference:
         tensor = gradients.tensors[place]
         reference.scale_(tensor, _on(factor, tensor.device))
+    for engine, on_device in zip(engines, factors, strict=True):
+        engine.scale_(on_device)
     written(gradients)
+
+
+def _prepared(gradients: Gradients, kind: str) -> list[cuda.CudaEngine]:
+    """The engines of all devices, with all that a change could lack before the first write."""
+    engines = [cuda.CudaEngine(gradients.core, device) for device in gradients.cuda]
+    for engine in engines:
+        engine.prepare(kind)
+    return engines
 
 
 def _on(factor: float | Tensor, device: torch.device) -> Tensor:
@@ -127,12 +137,13 @@ def _on(factor: float | Tensor, device: torch.device) -> Tensor:
 
 def clamp_(gradients: Gradients, limit: float) -> None:
     """Limits every element of all gradients to [-limit, limit] in place."""
-    if gradients.fused:
-        gradients.core.clamp(limit, torch.get_num_threads())
-    for device in gradients.cuda:
-        cuda.CudaEngine(gradients.core, device).clamp_(limit)
+    engines = _prepared(gradients, "clamp")
     for place in gradients.reference:
         reference.clamp_(gradients.tensors[place], limit)
+    for engine in engines:
+        engine.clamp_(limit)
+    if gradients.fused:
+        gradients.core.clamp(limit, torch.get_num_threads())
     written(gradients)
 
 
