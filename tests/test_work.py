@@ -11,34 +11,53 @@ import torch
 from gradclip import work
 
 CPU = torch.device("cpu")
-STREAM = 7
+STREAM = work.Stream(CPU, 7, is_captured=False)
+OTHER = work.Stream(CPU, 8, is_captured=False)
+CAPTURED = work.Stream(CPU, 7, is_captured=True)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_idle", {})
     monkeypatch.setattr(work, "_tables", {})
 
 
 def test_a_workspace_is_used_again_and_by_one_at_a_time() -> None:
-    with work.workspace(CPU, STREAM) as first, work.workspace(CPU, STREAM) as second:
+    with work.workspace(STREAM) as first, work.workspace(STREAM) as second:
         assert first is not second
-    with work.workspace(CPU, STREAM + 1) as other, work.workspace(CPU, STREAM) as again:
+    with work.workspace(OTHER) as other, work.workspace(STREAM) as again:
         assert again in (first, second)
         assert other not in (first, second)
+
+
+def test_a_captured_graph_has_a_workspace_of_its_own() -> None:
+    with work.workspace(STREAM) as ordinary:
+        pass
+    with work.workspace(CAPTURED) as first:
+        assert first is not ordinary
+    with work.workspace(CAPTURED) as second:
+        assert second not in (first, ordinary)
+
+
+def test_a_list_that_a_graph_uploads_is_no_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "Table", Table)
+    listed: Any = Listed(3)
+    captured = work.table_of(listed, CAPTURED)
+    ordinary = work.table_of(listed, STREAM)
+    assert captured is not ordinary
+    assert work.table_of(listed, CAPTURED) is ordinary
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_what_a_failure_left_in_a_workspace_reaches_no_other(error: type[BaseException]) -> None:
     def fail() -> None:
-        with work.workspace(CPU, STREAM) as space:
+        with work.workspace(STREAM) as space:
             space.stripes.fill_(1)
             raise error
 
     with pytest.raises(error):
         fail()
-    with work.workspace(CPU, STREAM) as space:
+    with work.workspace(STREAM) as space:
         assert not space.stripes.any()
 
 
@@ -55,13 +74,8 @@ class Listed:
 class Table:
     """A work list that is uploaded nowhere."""
 
-    captured = False
-
-    def __init__(self, device: torch.device, listed: Listed) -> None:
+    def __init__(self, listed: Listed, stream: work.Stream) -> None:
         self.listed = listed
-
-    def use(self, device: torch.device) -> None:
-        pass
 
 
 def test_threads_find_the_tables_of_their_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +83,7 @@ def test_threads_find_the_tables_of_their_lists(monkeypatch: pytest.MonkeyPatch)
 
     def finds(seed: int) -> bool:
         numbers = random.Random(seed).choices(range(40), k=3000)
-        tables: list[Any] = [work.table_of(CPU, Listed(k)) for k in numbers]  # type: ignore[arg-type]
+        tables: list[Any] = [work.table_of(Listed(k), STREAM) for k in numbers]  # type: ignore[arg-type]
         return [table.listed.number for table in tables] == numbers
 
     interval = sys.getswitchinterval()

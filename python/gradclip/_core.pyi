@@ -1,5 +1,7 @@
 """The Rust extension: reads tensors, plans, and runs the CPU engine."""
 
+from typing import Any
+
 from torch import Tensor
 
 class Gradients:
@@ -30,6 +32,8 @@ class Gradients:
     def planned_places(self) -> list[int]: ...
     @property
     def on_cpu(self) -> bool: ...
+    @property
+    def kept(self) -> dict[Any, Any]: ...
     def work_lists(self, device: int, scales: bool, chunk: int, reals: bool) -> list[WorkList]: ...
     def sums(self, norm_type: float, threads: int, scale: PowerScale | None = None) -> Sums: ...
     def sums_each(

@@ -28,6 +28,7 @@ _POWER = 3
 _POWER_KINDS = {0.0: 0, 1.0: 1, math.inf: 4, -math.inf: 5}
 """How kernels of powers call the kinds that they take for complex elements."""
 
+_WRITING = ("scale", "clamp")
 _SIGN_BIT = -(2**63)
 """Flipped in extreme keys while kernels add to them, so that zero is none."""
 
@@ -39,6 +40,13 @@ class _Kernel(NamedTuple):
     launch: _core.Kernel
     chunk: int
     parts: int
+
+
+class _Launch(NamedTuple):
+    """A kernel with the work list that it walks."""
+
+    kernel: _Kernel
+    table: work.Table
 
 
 @cache
@@ -131,6 +139,13 @@ class CudaEngine:
         """Multiplies all gradients by the factor of `totals`."""
         self._change("scale", result.data_ptr() + _FACTOR * result.element_size())
 
+    def prepare(self, kind: str) -> None:
+        """Makes what a change ("scale" or "clamp") needs besides gradients, which may fail."""
+        stream = work.current_stream(self.device)
+        self._launches(kind, stream)
+        with work.workspace(stream):
+            pass
+
     def clamp_(self, limit: float) -> None:
         """Limits every element to [-limit, limit], the limit rounded to the gradient's type."""
         self._change("clamp", limit)
@@ -140,14 +155,14 @@ class CudaEngine:
     ) -> Tensor:
         """As `totals`, from sums that were taken elsewhere; their carries may be pending."""
         result = torch.empty(4, dtype=torch.float64, device=self.device)
-        stream = _core.current_stream(self.index)
+        stream = work.current_stream(self.device)
         kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
-        with work.workspace(self.device, stream) as space:
+        with work.workspace(stream) as space:
             stripe = space.stripes[: work.SUMS_LENGTH]
             stripe.copy_(sums)
             stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
-            nothing = (0, 0, *space.addresses(0, space.output, result), 0, _FINISH)
-            kernel.launch(stream, 1, (*nothing, max_norm, eps, loss_scale))
+            nothing = (0, 0, *space.addresses(None, None, result), 0, _FINISH)
+            kernel.launch(stream.handle, 1, (*nothing, max_norm, eps, loss_scale))
         return result
 
     def _sum(
@@ -161,58 +176,60 @@ class CudaEngine:
         details: Tensor | None = None,
         result: Tensor | None = None,
     ) -> None:
-        stream = _core.current_stream(self.index)
         kind = _KINDS.get(norm_type, "")
         last: tuple[float, ...] = clip
         if scale is not None or not is_single_pass(self.core, norm_type):
             kind, last = "powers", _power_arguments(norm_type, scale)
-        tables = self._tables(kind, scales=False)
-        with work.workspace(self.device, stream) as space:
-            addresses = space.addresses(
-                0 if details is None else details.data_ptr(),
-                space.output if output is None else output,
-                space.result if result is None else result,
-            )
-            for place, (kernel, table) in enumerate(tables):
-                ends = then if place == len(tables) - 1 else _NOTHING
+        stream = work.current_stream(self.device)
+        launches = self._launches(kind, stream)
+        with work.workspace(stream) as space:
+            addresses = space.addresses(details, output, result)
+            for place, (kernel, table) in enumerate(launches):
+                ends = then if place == len(launches) - 1 else _NOTHING
                 arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
-                kernel.launch.launch(stream, table.chunks, arguments)
-            if not tables:
+                kernel.launch.launch(stream.handle, table.chunks, arguments)
+            if not launches:
                 nothing = (0, 0, *addresses, 0, then, *last)
-                _kernel(self.index, f"{kind}_float32").launch.launch(stream, 1, nothing)
+                _kernel(self.index, f"{kind}_float32").launch.launch(stream.handle, 1, nothing)
 
-    def _change(self, name: str, number: int | float) -> None:
-        stream = _core.current_stream(self.index)
-        tables = self._tables(name, scales=True)
+    def _change(self, kind: str, number: int | float) -> None:
+        stream = work.current_stream(self.device)
+        launches = self._launches(kind, stream)
         done: list[str] = []
-        with work.workspace(self.device, stream) as space:
-            turns = space.turns.data_ptr()
-            for kernel, table in tables:
+        with work.workspace(stream) as space:
+            for kernel, table in launches:
                 limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
-                arguments = (table.segments, table.owners, limit, turns, table.chunks)
+                arguments = (table.segments, table.owners, limit, space.turns, table.chunks)
                 try:
-                    kernel.launch.launch(stream, table.chunks * kernel.parts, arguments)
+                    kernel.launch.launch(stream.handle, table.chunks * kernel.parts, arguments)
                 except RuntimeError as error:
                     raise _half_way(done, table.dtype, error) from error
                 done.append(table.dtype)
 
-    def _tables(self, kind: str, *, scales: bool) -> list[tuple[_Kernel, work.Table]]:
-        """A kernel for each element type, with its work list on the device."""
-        listed = self._lists(kind, scales, _kernel(self.index, f"{kind}_float32").chunk)
-        return [
-            (_kernel(self.index, f"{kind}_{one.dtype}"), work.table_of(self.device, one))
-            for one in listed
-        ]
+    def _launches(self, kind: str, stream: work.Stream) -> list[_Launch]:
+        """What a stream is to launch, one an element type; kept with the plan."""
+        kept, key = self.core.kept, (self.index, kind)
+        launches: list[_Launch] | None = kept.get(key)
+        if launches is None:
+            launches = self._prepared(kind, stream)
+            if not stream.is_captured:
+                kept[key] = launches
+        for launch in launches:
+            launch.table.use(stream)
+        return launches
 
-    def _lists(self, kind: str, scales: bool, chunk: int) -> list[_core.WorkList]:
-        """Work lists in chunks of the size that each element type's kernel takes."""
-        reals = kind != "powers"
-        lists = self.core.work_lists(self.index, scales, chunk, reals)
-        for place, one in enumerate(lists):
-            own = _kernel(self.index, f"{kind}_{one.dtype}").chunk
-            if own != chunk:
-                lists[place] = self.core.work_lists(self.index, scales, own, reals)[place]
-        return lists
+    def _prepared(self, kind: str, stream: work.Stream) -> list[_Launch]:
+        launches = []
+        for place, listed in enumerate(self._lists(kind, _kernel(self.index, f"{kind}_float32"))):
+            kernel = _kernel(self.index, f"{kind}_{listed.dtype}")
+            own = self._lists(kind, kernel)[place]
+            launches.append(_Launch(kernel, work.table_of(own, stream)))
+        return launches
+
+    def _lists(self, kind: str, kernel: _Kernel) -> list[_core.WorkList]:
+        """The work lists of all element types, in chunks of the size that a kernel takes."""
+        writes, reals = kind in _WRITING, kind != "powers"
+        return self.core.work_lists(self.index, writes, kernel.chunk, reals)
 
 
 def _half_way(done: list[str], dtype: str, error: RuntimeError) -> RuntimeError:

@@ -33,7 +33,7 @@ def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
         total = result.view(torch.float32)[_FLOAT32_PLACE]
     else:
         total = result[0].to(dtype)
-    setattr(total, _EXACT, result[0])
+    setattr(total, _EXACT, result)
     return total
 
 
@@ -46,7 +46,7 @@ def float64_of(total_norm: float | Tensor) -> float | Tensor:
         ValueError: the total is negative and on the host.
     """
     if isinstance(total_norm, Tensor) and total_norm.device.type != "cpu":
-        exact = getattr(total_norm, _EXACT, total_norm).to(torch.float64)
+        exact = getattr(total_norm, _EXACT, total_norm).reshape(-1)[0].to(torch.float64)
         same = exact.to(total_norm.dtype) == total_norm
         return torch.where(same, exact, total_norm.to(torch.float64))
     number = arguments.total(total_norm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,72 +18,81 @@ EXTREME = 141
 
 _STRIPES = 16
 _SCRATCH = 256
+_RESULT_LENGTH = 4
 _KEPT_TABLES = 32
+
+
+class Stream(NamedTuple):
+    """The stream that torch works on."""
+
+    device: torch.device
+    handle: int
+    is_captured: bool
+    """Whether a CUDA graph takes down what is queued."""
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream that torch works on for a device."""
+    is_captured = torch.cuda.is_current_stream_capturing()
+    return Stream(device, _core.current_stream(device.index), is_captured)
 
 
 class Table:
     """A work list on a device. It is written once, and may be read by any stream after that."""
 
-    def __init__(self, device: torch.device, listed: _core.WorkList) -> None:
+    def __init__(self, listed: _core.WorkList, stream: Stream) -> None:
         self.listed = listed
         self.dtype = listed.dtype
         self.chunks = listed.chunks
         self.host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
         listed.write_to(self.host.data_ptr(), self.host.numel())
-        self.memory = self.host.to(device, non_blocking=True)
+        self.memory = self.host.to(stream.device, non_blocking=True)
         self.segments = self.memory.data_ptr()
         self.owners = self.segments + listed.owners_offset
-        self.captured = torch.cuda.is_current_stream_capturing()
-        self.stream = _core.current_stream(device.index)
-        stream = torch.cuda.current_stream(device)
-        self.written = None if self.captured else stream.record_event()
+        self.stream = stream.handle
+        self.written = None
+        if not stream.is_captured:
+            self.written = torch.cuda.current_stream(stream.device).record_event()
 
-    def use(self, device: torch.device) -> None:
-        """Orders the current stream after the upload."""
-        if torch.cuda.is_current_stream_capturing():
-            self.captured = True
-            return
-        if self.written is not None and self.stream != _core.current_stream(device.index):
-            stream = torch.cuda.current_stream(device)
-            stream.wait_event(self.written)
-            self.memory.record_stream(stream)
+    def use(self, stream: Stream) -> None:
+        """Orders a stream after the upload; a captured graph needs the memory for good."""
+        if stream.is_captured:
+            _captured.add(self)
+        elif self.written is not None and self.stream != stream.handle:
+            current = torch.cuda.current_stream(stream.device)
+            current.wait_event(self.written)
+            self.memory.record_stream(current)
 
 
 _tables: dict[torch.device, OrderedDict[int, Table]] = {}
 _tables_lock = threading.Lock()
 
-_captured: list[Table] = []
-"""Uploads inside of CUDA graphs, which read the host's memory at every replay."""
+_captured: set[Table] = set()
+"""What CUDA graphs read at every replay, the host's memory too where they do the upload."""
 
 
-def table_of(device: torch.device, listed: _core.WorkList) -> Table:
+def table_of(listed: _core.WorkList, stream: Stream) -> Table:
     """The work list in device memory: the one uploaded before, if it is the same.
 
-    A CUDA graph that captures a new list captures its upload too, and both memories stay.
+    A CUDA graph that captures a new list captures its upload too.
     """
     with _tables_lock:
-        return _known_or_uploaded(device, listed)
-
-
-def _known_or_uploaded(device: torch.device, listed: _core.WorkList) -> Table:
-    known = _tables.setdefault(device, OrderedDict())
-    for key, table in reversed(known.items()):
-        if table.listed is listed or table.listed.same_as(listed):
-            known.move_to_end(key)
-            table.use(device)
-            return table
-    if torch.cuda.is_current_stream_capturing():
-        _captured.append(table := Table(device, listed))
+        known = _tables.setdefault(stream.device, OrderedDict())
+        for key, table in reversed(known.items()):
+            if table.listed.same_as(listed):
+                known.move_to_end(key)
+                return table
+        table = Table(listed, stream)
+        if not stream.is_captured:
+            known[id(listed)] = table
+            _forget(known)
         return table
-    table = known[id(listed)] = Table(device, listed)
-    _forget(known)
-    return table
 
 
 def _forget(known: OrderedDict[int, Table]) -> None:
-    """Drops the lists that were used longest ago, but none that a captured graph reads."""
-    for key in [key for key, table in known.items() if not table.captured][:-_KEPT_TABLES]:
-        del known[key]
+    """Drops the lists that were used longest ago."""
+    while len(known) > _KEPT_TABLES:
+        known.popitem(last=False)
 
 
 class Workspace:
@@ -92,38 +102,48 @@ class Workspace:
     missing whose program would have cleared the sums: then nobody gets this workspace again.
     """
 
-    def __init__(self, device: torch.device, key: tuple[torch.device, int] | None) -> None:
-        self.key = key
-        self.stripes = torch.zeros(_STRIPES * SUMS_LENGTH, dtype=torch.int64, device=device)
-        self.turns = torch.zeros(2, dtype=torch.int32, device=device)
-        self.scratch = torch.empty(_SCRATCH, dtype=torch.int64, device=device)
-        self.output = torch.empty(SUMS_LENGTH, dtype=torch.int64, device=device)
-        self.result = torch.empty(4, dtype=torch.float64, device=device)
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.stripes = torch.zeros(_STRIPES * SUMS_LENGTH, dtype=torch.int64, device=stream.device)
+        self._turns = torch.zeros(2, dtype=torch.int32, device=stream.device)
+        unread = _SCRATCH + SUMS_LENGTH + _RESULT_LENGTH
+        self._unread = torch.empty(unread, dtype=torch.int64, device=stream.device)
+        self.turns = self._turns.data_ptr()
+        self._zeroed = self.stripes.data_ptr()
+        self._scratch = self._unread.data_ptr()
+        self._output = self._scratch + _SCRATCH * self._unread.element_size()
+        self._result = self._output + SUMS_LENGTH * self._unread.element_size()
 
-    def addresses(self, details: int, output: Tensor, result: Tensor) -> tuple[int, ...]:
+    def addresses(
+        self, details: Tensor | None, output: Tensor | None, result: Tensor | None
+    ) -> tuple[int, ...]:
         """The arguments of a sum from `stripes` to `result`, in the kernels' order."""
-        zeroed = self.stripes.data_ptr(), details, self.turns.data_ptr()
-        return (*zeroed, self.scratch.data_ptr(), output.data_ptr(), result.data_ptr())
+        return (
+            self._zeroed,
+            0 if details is None else details.data_ptr(),
+            self.turns,
+            self._scratch,
+            self._output if output is None else output.data_ptr(),
+            self._result if result is None else result.data_ptr(),
+        )
 
     def __enter__(self) -> Workspace:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        if failure is None and self.key is not None:
-            _idle[self.key] = self
+        if failure is None and not self.stream.is_captured:
+            _idle[self.stream] = self
 
 
-_idle: dict[tuple[torch.device, int], Workspace] = {}
+_idle: dict[Stream, Workspace] = {}
 
 
-def workspace(device: torch.device, stream: int) -> Workspace:
+def workspace(stream: Stream) -> Workspace:
     """A workspace for launches on a stream, to be used in a `with` block.
 
     A captured graph gets one of its own, zeroed at each replay.
     """
-    if torch.cuda.is_current_stream_capturing():
-        return Workspace(device, None)
-    return _idle.pop((device, stream), None) or Workspace(device, (device, stream))
+    return _idle.pop(stream, None) or Workspace(stream)
 
 
 @cache

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
-use gradclip_core::plan::{Chunk, Descriptor, DevicePlan, Route, TensorPlan};
+use gradclip_core::plan::{Chunk, Descriptor, Device, DevicePlan, Route, TensorPlan};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::cuda::WorkList;
+use crate::cuda::{WorkList, segments_of, work_lists};
 use crate::errors::plan_error;
-use crate::planned::{ListKind, Planned};
+use crate::planned::Planned;
 use crate::sums::{PowerScale, Sums, kind};
-use crate::tensors::{Gradient, Names, Read, gradients_from, gradients_of};
+use crate::tensors::{Names, Read, gradients_from, gradients_of};
 
 /// Elements of a chunk on the CPU: enough to outweigh its limbs, few enough to balance threads.
 const CPU_CHUNK: u64 = 64 * 1024;
@@ -23,9 +23,10 @@ type Row = (usize, &'static str, String, u64);
 /// this object keeps alive.
 #[pyclass(frozen, module = "gradclip._core")]
 pub struct Gradients {
-    gradients: Vec<Gradient>,
+    tensors: Py<PyList>,
+    positions: Vec<usize>,
     made: Arc<Planned>,
-    /// For each planned tensor, its place in `gradients`.
+    /// For each planned tensor, its place in `tensors`.
     planned: Vec<usize>,
 }
 
@@ -41,7 +42,7 @@ impl Gradients {
         names: Option<Py<PyList>>,
     ) -> PyResult<Self> {
         let names = Names(names);
-        Self::new(parameters.py(), gradients_of(parameters, attribute, &names)?, &names)
+        Self::new(gradients_of(parameters, attribute, &names)?, parameters.py(), &names)
     }
 
     /// Raw tensors, each object once; `owned` gives the logical elements [start, end) that are counted of each.
@@ -53,32 +54,33 @@ impl Gradients {
         owned: Option<Vec<Option<(u64, u64)>>>,
     ) -> PyResult<Self> {
         let names = Names(names);
-        Self::new(tensors.py(), gradients_from(tensors, owned, &names)?, &names)
+        Self::new(gradients_from(tensors, owned, &names)?, tensors.py(), &names)
     }
 
     fn __len__(&self) -> usize {
-        self.gradients.len()
+        self.positions.len()
     }
 
     /// All gradient tensors, in list order.
     #[getter]
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.gradients.iter().map(|gradient| &gradient.tensor))
+    fn tensors(&self, py: Python<'_>) -> Py<PyList> {
+        self.tensors.clone_ref(py)
     }
 
     /// For each gradient, the position of its parameter in the caller's list.
     #[getter]
     fn positions(&self) -> Vec<usize> {
-        self.gradients.iter().map(|gradient| gradient.position).collect()
+        self.positions.clone()
     }
 
     /// Places in `tensors` of those that torch operations must handle.
     #[getter]
     fn foreign(&self) -> Vec<usize> {
-        let mut places: Vec<usize> =
-            (0..self.gradients.len()).filter(|&place| !self.gradients[place].is_planned).collect();
-        let routed = self.made.plan.tensors.iter().zip(&self.planned);
-        places.extend(routed.filter(|(tensor, _)| tensor.route() == Route::Reference).map(|(_, &place)| place));
+        if self.planned.len() == self.positions.len() {
+            return self.made.reference.clone();
+        }
+        let unplanned = (0..self.positions.len()).filter(|place| self.planned.binary_search(place).is_err());
+        let mut places: Vec<usize> = unplanned.chain(self.made.reference.iter().map(|&at| self.planned[at])).collect();
         places.sort_unstable();
         places
     }
@@ -86,14 +88,13 @@ impl Gradients {
     /// Whether a planned gradient is float64 or complex128.
     #[getter]
     fn has_double(&self) -> bool {
-        self.made.descriptors.iter().any(|descriptor| descriptor.dtype.is_double())
+        self.made.has_double
     }
 
     /// The place in `tensors` of the first planned gradient that is complex; None if none is.
     #[getter]
     fn first_complex(&self) -> Option<usize> {
-        let tensor = self.made.descriptors.iter().position(|descriptor| descriptor.dtype.is_complex())?;
-        Some(self.planned[tensor])
+        self.made.first_complex.map(|tensor| self.planned[tensor])
     }
 
     /// The CUDA devices with fused work, by index, in list order.
@@ -125,15 +126,15 @@ impl Gradients {
 
     /// What kernels on a CUDA device walk to sum (or, with `scales`, to write) gradients: a list an element type, where
     /// `reals` takes complex elements as two.
-    fn work_lists(
-        &self,
-        py: Python<'_>,
-        device: i32,
-        scales: bool,
-        chunk: u64,
-        reals: bool,
-    ) -> PyResult<Vec<Py<WorkList>>> {
-        self.made.work_lists(py, ListKind { device, scales, chunk, reals })
+    fn work_lists(&self, device: i32, scales: bool, chunk: u64, reals: bool) -> PyResult<Vec<WorkList>> {
+        let plan = self.made.plan.devices.iter().find(|plan| plan.device == Device::cuda(device));
+        plan.map_or_else(|| Ok(Vec::new()), |plan| work_lists(segments_of(plan, scales), chunk, reals))
+    }
+
+    /// A dictionary that belongs to the plan: what was prepared for it is found there at the next call.
+    #[getter]
+    fn kept<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
+        self.made.kept(py)
     }
 
     /// Sums of the gradients that the CPU engine handles, on at most `threads` threads.
@@ -163,7 +164,7 @@ impl Gradients {
             // SAFETY: as in `sums`.
             unsafe { sum_each(&chunks, self.planned.len(), pass, Threads::new(threads)) }
         });
-        let mut each: Vec<Sums> = (0..self.gradients.len()).map(|_| Sums(Default::default())).collect();
+        let mut each: Vec<Sums> = (0..self.positions.len()).map(|_| Sums(Default::default())).collect();
         for (sums, &place) in planned.into_iter().zip(&self.planned) {
             each[place].0 = sums;
         }
@@ -198,11 +199,11 @@ impl Gradients {
 }
 
 impl Gradients {
-    fn new(py: Python<'_>, (gradients, descriptors): Read, names: &Names) -> PyResult<Self> {
-        let planned: Vec<usize> = (0..gradients.len()).filter(|&place| gradients[place].is_planned).collect();
-        let name = |tensor: usize| names.of(py, gradients[planned[tensor]].position);
+    fn new(read: Read<'_>, py: Python<'_>, names: &Names) -> PyResult<Self> {
+        let Read { tensors, positions, planned, descriptors } = read;
+        let name = |tensor: usize| names.of(py, positions[planned[tensor]]);
         let made = descriptors.planned().map_err(|error| plan_error(&error, name))?;
-        Ok(Gradients { gradients, made, planned })
+        Ok(Gradients { tensors: PyList::new(py, tensors)?.unbind(), positions, made, planned })
     }
 
     fn cpu(&self) -> impl Iterator<Item = &DevicePlan> {

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gradclip_core::plan::{Descriptor, Device, Plan, PlanError};
+use gradclip_core::plan::{Descriptor, Plan, PlanError, Route};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 
-use crate::cuda::{WorkList, segments_of, work_lists};
 use crate::descriptors::Seen;
 
 /// How many plans are remembered: a few models or optimisers in turn.
@@ -14,24 +15,17 @@ const KEPT: usize = 8;
 
 static RECENT: Mutex<VecDeque<Arc<Planned>>> = Mutex::new(VecDeque::new());
 
-/// A plan with what it was made from, and the work lists that were made of it.
+/// A plan with what it was made from.
 pub struct Planned {
     pub descriptors: Vec<Descriptor>,
     pub plan: Plan,
-    lists: Mutex<Vec<(ListKind, Vec<Py<WorkList>>)>>,
-}
-
-/// What distinguishes work lists of one plan.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ListKind {
-    /// Index of the CUDA device.
-    pub device: i32,
-    /// Whether gradients are written, not summed.
-    pub scales: bool,
-    /// Elements of a chunk at most.
-    pub chunk: u64,
-    /// Whether complex elements are taken as two reals.
-    pub reals: bool,
+    /// Tensors that torch operations must handle.
+    pub reference: Vec<usize>,
+    /// Whether a tensor is float64 or complex128.
+    pub has_double: bool,
+    /// The first tensor that is complex.
+    pub first_complex: Option<usize>,
+    kept: PyOnceLock<Py<PyDict>>,
 }
 
 impl Planned {
@@ -43,8 +37,7 @@ impl Planned {
         if let Some(known) = known(&descriptors) {
             return Ok(known);
         }
-        let plan = Plan::new(&descriptors)?;
-        let planned = Arc::new(Planned { descriptors, plan, lists: Mutex::default() });
+        let planned = Arc::new(Self::new(descriptors)?);
         let mut recent = locked(&RECENT);
         recent.push_front(planned.clone());
         recent.truncate(KEPT);
@@ -56,29 +49,22 @@ impl Planned {
         locked(&RECENT).iter().find(|planned| seen.begins(&planned.descriptors)).cloned()
     }
 
-    /// The work lists of a device, one an element type; the same objects at each call, and for sums and scales where
-    /// these walk the same.
-    ///
-    /// # Errors
-    /// As [`work_lists`].
-    pub fn work_lists(&self, py: Python<'_>, kind: ListKind) -> PyResult<Vec<Py<WorkList>>> {
-        let clone = |lists: &[Py<WorkList>]| lists.iter().map(|list| list.clone_ref(py)).collect();
-        if let Some((_, lists)) = locked(&self.lists).iter().find(|(known, _)| *known == kind) {
-            return Ok(clone(lists));
-        }
-        let Some(device) = self.plan.devices.iter().find(|plan| plan.device == Device::cuda(kind.device)) else {
-            return Ok(Vec::new());
-        };
-        let made = work_lists(segments_of(device, kind.scales), kind.chunk, kind.reals)?;
-        let mut kept = locked(&self.lists);
-        let shared = |list: WorkList| {
-            let same = kept.iter().flat_map(|(_, lists)| lists).find(|known| known.get().same_as(&list));
-            same.map_or_else(|| Py::new(py, list), |known| Ok(known.clone_ref(py)))
-        };
-        let made = made.into_iter().map(shared).collect::<PyResult<Vec<_>>>()?;
-        let lists = clone(&made);
-        kept.push((kind, made));
-        Ok(lists)
+    fn new(descriptors: Vec<Descriptor>) -> Result<Self, PlanError> {
+        let plan = Plan::new(&descriptors)?;
+        let is_reference = |&tensor: &usize| plan.tensors[tensor].route() == Route::Reference;
+        Ok(Planned {
+            reference: (0..descriptors.len()).filter(is_reference).collect(),
+            has_double: descriptors.iter().any(|descriptor| descriptor.dtype.is_double()),
+            first_complex: descriptors.iter().position(|descriptor| descriptor.dtype.is_complex()),
+            descriptors,
+            plan,
+            kept: PyOnceLock::new(),
+        })
+    }
+
+    /// What Python prepared for this plan.
+    pub fn kept<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
+        self.kept.get_or_init(py, || PyDict::new(py).unbind()).bind(py).clone()
     }
 }
 

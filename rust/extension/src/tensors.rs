@@ -29,24 +29,27 @@ impl Names {
     }
 }
 
-/// One gradient of the list.
-pub struct Gradient {
-    /// Position of its parameter in the caller's list.
-    pub position: usize,
-    /// The tensor.
-    pub tensor: Py<PyAny>,
-    /// Whether it has memory to plan; torch operations handle the others.
-    pub is_planned: bool,
+/// The gradients of a list.
+pub struct Read<'py> {
+    /// The tensors.
+    pub tensors: Vec<Bound<'py, PyAny>>,
+    /// For each tensor, the position of its parameter in the caller's list.
+    pub positions: Vec<usize>,
+    /// Places in `tensors` of those that have memory to plan; torch operations handle the others.
+    pub planned: Vec<usize>,
+    /// The descriptors of those that are planned.
+    pub descriptors: Descriptors,
 }
-
-/// The gradients of a list, and the descriptors of those that are planned.
-pub type Read = (Vec<Gradient>, Descriptors);
 
 /// The gradients of parameters, each parameter once, those without a gradient left out.
 ///
 /// # Errors
 /// `TypeError` naming the parameter for integer, boolean and other dtypes without a norm.
-pub fn gradients_of(parameters: &Bound<'_, PyList>, attribute: &Bound<'_, PyString>, names: &Names) -> PyResult<Read> {
+pub fn gradients_of<'py>(
+    parameters: &Bound<'py, PyList>,
+    attribute: &Bound<'py, PyString>,
+    names: &Names,
+) -> PyResult<Read<'py>> {
     let py = parameters.py();
     let attribute = Attribute::new(attribute)?;
     read(parameters, names, |position, parameter| attribute.of(parameter, || names.of(py, position)), |_| None)
@@ -56,11 +59,11 @@ pub fn gradients_of(parameters: &Bound<'_, PyList>, attribute: &Bound<'_, PyStri
 ///
 /// # Errors
 /// As [`gradients_of`].
-pub fn gradients_from(
-    tensors: &Bound<'_, PyList>,
+pub fn gradients_from<'py>(
+    tensors: &Bound<'py, PyList>,
     owned: Option<Vec<Option<(u64, u64)>>>,
     names: &Names,
-) -> PyResult<Read> {
+) -> PyResult<Read<'py>> {
     let range = |position| owned.as_ref().and_then(|owned| *owned.get(position)?).map(|(start, end)| start..end);
     read(tensors, names, |_, tensor| Ok(tensor.clone()), range)
 }
@@ -71,9 +74,8 @@ fn read<'py>(
     names: &Names,
     gradient: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     owned: impl Fn(usize) -> Option<Range<u64>>,
-) -> PyResult<Read> {
-    let mut reader = Reader::new(objects.py())?;
-    let mut gradients = Vec::with_capacity(objects.len());
+) -> PyResult<Read<'py>> {
+    let mut reader = Reader::new(objects.py(), objects.len())?;
     let mut met = Met::default();
     for (position, object) in objects.iter().enumerate() {
         if met.has(&object) {
@@ -83,13 +85,16 @@ fn read<'py>(
         if tensor.is_none() {
             continue;
         }
-        if met.none_twice && reader.follows(&tensor, owned(position)) {
-            gradients.push(Gradient { position, tensor: tensor.unbind(), is_planned: true });
+        let is_next = met.none_twice && reader.follows(&tensor, owned(position));
+        if is_next {
+            reader.push(position, tensor, true);
         } else if met.is_first(objects, position, &object) {
-            gradients.push(reader.read(position, tensor, owned(position), names)?);
+            let is_planned = reader.describe(&tensor, owned(position));
+            let is_planned = is_planned.map_err(|()| refused(&tensor, position, names))?;
+            reader.push(position, tensor, is_planned);
         }
     }
-    Ok((gradients, reader.descriptors))
+    Ok(reader.read)
 }
 
 /// The objects of a list that were read.
@@ -125,12 +130,26 @@ impl Met {
 struct Reader<'py> {
     exchange: Exchange,
     plain: Plain<'py>,
-    descriptors: Descriptors,
+    read: Read<'py>,
 }
 
 impl<'py> Reader<'py> {
-    fn new(py: Python<'py>) -> PyResult<Self> {
-        Ok(Reader { exchange: Exchange::get(py)?, plain: Plain::new(py)?, descriptors: Descriptors::default() })
+    fn new(py: Python<'py>, count: usize) -> PyResult<Self> {
+        let read = Read {
+            tensors: Vec::with_capacity(count),
+            positions: Vec::with_capacity(count),
+            planned: Vec::with_capacity(count),
+            descriptors: Descriptors::default(),
+        };
+        Ok(Reader { exchange: Exchange::get(py)?, plain: Plain::new(py)?, read })
+    }
+
+    fn push(&mut self, position: usize, tensor: Bound<'py, PyAny>, is_planned: bool) {
+        if is_planned {
+            self.read.planned.push(self.read.tensors.len());
+        }
+        self.read.positions.push(position);
+        self.read.tensors.push(tensor);
     }
 
     /// Whether a tensor is the next one of the plan that all before it followed; nothing is noted otherwise.
@@ -142,25 +161,18 @@ impl<'py> Reader<'py> {
         self.view(tensor, look).unwrap_or(false)
     }
 
-    fn read(
-        &mut self,
-        position: usize,
-        tensor: Bound<'py, PyAny>,
-        owned: Option<Range<u64>>,
-        names: &Names,
-    ) -> PyResult<Gradient> {
+    /// Notes the memory of a tensor; whether it has any that is planned. An error for dtypes without a norm.
+    fn describe(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> Result<bool, ()> {
         let look = |view: View<'_>, descriptors: &mut Descriptors| {
             let dtype = dtype_of(&view)?;
             Ok(dtype.map(|dtype| descriptors.push(seen(dtype, &view, owned))).is_some())
         };
-        let is_planned = self.view(&tensor, look).unwrap_or(Ok(false));
-        let is_planned = is_planned.map_err(|()| refused(&tensor, position, names))?;
-        Ok(Gradient { position, tensor: tensor.unbind(), is_planned })
+        self.view(tensor, look).unwrap_or(Ok(false))
     }
 
     /// Shows `look` what torch says of a tensor; `None` where it has no memory that the engines may read.
     fn view<R>(&mut self, tensor: &Bound<'py, PyAny>, look: impl FnOnce(View<'_>, &mut Descriptors) -> R) -> Option<R> {
-        let descriptors = &mut self.descriptors;
+        let descriptors = &mut self.read.descriptors;
         self.plain.is(tensor).then(|| self.exchange.view(tensor, |view| look(view, descriptors))).flatten()
     }
 }
