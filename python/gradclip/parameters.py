@@ -17,15 +17,16 @@ ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tup
 class Parameters(NamedTuple):
     """Parameters in the caller's order."""
 
-    tensors: list[Tensor]
+    tensors: tuple[Tensor, ...]
     names: list[str] | None
     are_plain: bool
     """Whether all are exactly tensors or parameters of torch, none a subclass."""
 
     @classmethod
-    def of(cls, tensors: list[Tensor], names: list[str] | None = None) -> "Parameters":
+    def of(cls, tensors: Iterable[Tensor], names: list[str] | None = None) -> "Parameters":
         """These tensors, with what they are called."""
-        return cls(tensors, names, _core.are_plain(tensors))
+        given = tuple(tensors)
+        return cls(given, names, _core.are_plain(given))
 
     @property
     def device(self) -> torch.device:
@@ -46,15 +47,15 @@ def listed(parameters: ParametersLike) -> Parameters:
         TypeError: an entry is no tensor.
     """
     if isinstance(parameters, Tensor):
-        return Parameters.of([parameters])
+        return Parameters.of((parameters,))
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
     spent = isinstance(parameters, types.GeneratorType)
-    entries: list[Any] = list(parameters)
+    entries: tuple[Any, ...] = tuple(parameters)
     if not entries:
         kind = "a spent or empty generator" if spent else "empty"
         warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
-        return Parameters.of([])
+        return Parameters.of(())
     names = None
     if isinstance(entries[0], tuple):
         names, entries = _unzipped(entries)
@@ -64,7 +65,7 @@ def listed(parameters: ParametersLike) -> Parameters:
     return found
 
 
-def _unzipped(entries: list[Any]) -> tuple[list[str], list[Any]]:
+def _unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     """The names and the tensors of (name, tensor) pairs."""
     for position, entry in enumerate(entries):
         is_pair = isinstance(entry, tuple) and len(entry) == 2
@@ -73,7 +74,7 @@ def _unzipped(entries: list[Any]) -> tuple[list[str], list[Any]]:
                 f"`parameters` begins with a tuple and holds no (name, tensor) pair at position "
                 f"{position}; expected tensors alone, or pairs of a string and a tensor throughout"
             )
-    return [name for name, _ in entries], [tensor for _, tensor in entries]
+    return [name for name, _ in entries], tuple(tensor for _, tensor in entries)
 
 
 def warn(message: str) -> None:
@@ -81,7 +82,7 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=_frames_inside())
 
 
-def _refuse_others(entries: list[object]) -> None:
+def _refuse_others(entries: tuple[object, ...]) -> None:
     for position, entry in enumerate(entries):
         if not isinstance(entry, Tensor):
             raise TypeError(

@@ -95,7 +95,7 @@ def load(image: images.Image) -> _core.Kernel:
 
 
 def launch_by(patch: pytest.MonkeyPatch, entry: str, kernel: Any) -> None:
-    """Launches of an entry go to another kernel."""
+    """Launches of an entry go to another kernel; none is kept, or found, with a plan."""
     sound = cuda._kernel
 
     def found(device: int, name: str) -> cuda._Kernel:
@@ -103,6 +103,7 @@ def launch_by(patch: pytest.MonkeyPatch, entry: str, kernel: Any) -> None:
         return known._replace(launch=kernel) if name == entry else known
 
     patch.setattr(cuda, "_kernel", found)
+    patch.setattr(cuda.CudaEngine, "_launches", cuda.CudaEngine._prepared)
 
 
 def refuse(patch: pytest.MonkeyPatch, entry: str) -> None:

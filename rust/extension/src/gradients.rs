@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
 use gradclip_core::plan::{Chunk, Descriptor, Device, DevicePlan, Route, TensorPlan};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyList, PySequence, PyString, PyTuple};
 
 use crate::cuda::{WorkList, segments_of, work_lists};
 use crate::errors::plan_error;
@@ -37,7 +37,7 @@ impl Gradients {
     /// Raises `TypeError` for dtypes without a norm, `ValueError` for memory that overlaps.
     #[staticmethod]
     fn of(
-        parameters: &Bound<'_, PyList>,
+        parameters: &Bound<'_, PyTuple>,
         attribute: &Bound<'_, PyString>,
         names: Option<Py<PyList>>,
     ) -> PyResult<Self> {
@@ -49,12 +49,12 @@ impl Gradients {
     #[staticmethod]
     #[pyo3(signature = (tensors, names=None, owned=None))]
     fn from_tensors(
-        tensors: &Bound<'_, PyList>,
+        tensors: &Bound<'_, PySequence>,
         names: Option<Py<PyList>>,
         owned: Option<Vec<Option<(u64, u64)>>>,
     ) -> PyResult<Self> {
         let names = Names(names);
-        Self::new(gradients_from(tensors, owned, &names)?, tensors.py(), &names)
+        Self::new(gradients_from(&tensors.to_tuple()?, owned, &names)?, tensors.py(), &names)
     }
 
     fn __len__(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyString, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 
 /// torch's own two tensor classes. Subclasses may wrap memory that is elsewhere, and answer with a null pointer or with
 /// another tensor's.
@@ -38,9 +38,9 @@ impl<'py> Plain<'py> {
     }
 }
 
-/// Whether all objects of a list are exactly tensors or parameters of torch.
+/// Whether all these objects are exactly tensors or parameters of torch.
 #[pyfunction]
-pub fn are_plain(objects: &Bound<'_, PyList>) -> PyResult<bool> {
+pub fn are_plain(objects: &Bound<'_, PyTuple>) -> PyResult<bool> {
     let plain = Plain::new(objects.py())?;
-    Ok(objects.iter().all(|object| plain.is(&object)))
+    Ok(objects.iter_borrowed().all(|object| plain.is(&object)))
 }

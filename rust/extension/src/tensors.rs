@@ -7,7 +7,7 @@ use gradclip_core::plan::Device;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyList, PyString, PyTuple};
 use rustc_hash::FxHashSet;
 
 use crate::attribute::Attribute;
@@ -46,7 +46,7 @@ pub struct Read<'py> {
 /// # Errors
 /// `TypeError` naming the parameter for integer, boolean and other dtypes without a norm.
 pub fn gradients_of<'py>(
-    parameters: &Bound<'py, PyList>,
+    parameters: &Bound<'py, PyTuple>,
     attribute: &Bound<'py, PyString>,
     names: &Names,
 ) -> PyResult<Read<'py>> {
@@ -60,7 +60,7 @@ pub fn gradients_of<'py>(
 /// # Errors
 /// As [`gradients_of`].
 pub fn gradients_from<'py>(
-    tensors: &Bound<'py, PyList>,
+    tensors: &Bound<'py, PyTuple>,
     owned: Option<Vec<Option<(u64, u64)>>>,
     names: &Names,
 ) -> PyResult<Read<'py>> {
@@ -70,14 +70,14 @@ pub fn gradients_from<'py>(
 
 /// What `gradient` finds for each object of a list; objects that are listed twice count once.
 fn read<'py>(
-    objects: &Bound<'py, PyList>,
+    objects: &Bound<'py, PyTuple>,
     names: &Names,
     gradient: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     owned: impl Fn(usize) -> Option<Range<u64>>,
 ) -> PyResult<Read<'py>> {
     let mut reader = Reader::new(objects.py(), objects.len())?;
     let mut met = Met::default();
-    for (position, object) in objects.iter().enumerate() {
+    for (position, object) in objects.iter_borrowed().enumerate() {
         if met.has(&object) {
             continue;
         }
@@ -118,9 +118,9 @@ impl Met {
     }
 
     /// Notes an object and all before it; whether it is none of those.
-    fn is_first(&mut self, objects: &Bound<'_, PyList>, position: usize, object: &Bound<'_, PyAny>) -> bool {
+    fn is_first(&mut self, objects: &Bound<'_, PyTuple>, position: usize, object: &Bound<'_, PyAny>) -> bool {
         if self.none_twice {
-            self.addresses.extend(objects.iter().take(position).map(|before| before.as_ptr() as usize));
+            self.addresses.extend(objects.iter_borrowed().take(position).map(|before| before.as_ptr() as usize));
             self.none_twice = false;
         }
         self.addresses.insert(object.as_ptr() as usize)
