@@ -25,22 +25,11 @@ def clip_(
     gradients = _gradients(parameters, attribute)
     if not gradients:
         return torch.zeros((), dtype=dtype or torch.float32)
-    arguments = (*_numbers(settings), dtype)
+    arguments = (*settings, dtype)  # `Settings(*numbers)` is the way back
     if any(gradient.is_complex() for gradient in gradients):
         return _clip_complex_(gradients, *arguments)
     result: Tensor = torch.ops.gradclip.clip_(gradients, *arguments)
     return result
-
-
-def _numbers(settings: Settings) -> tuple[float, float, float, float, bool]:
-    """The settings as the operators take them; `Settings(*numbers)` is the way back."""
-    return (
-        settings.norm_type,
-        settings.max_norm,
-        settings.eps,
-        settings.scale,
-        settings.error_if_nonfinite,
-    )
 
 
 def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:

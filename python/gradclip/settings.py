@@ -1,11 +1,10 @@
 """What a call asked for, once its arguments were checked."""
 
 import math
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The numbers of a clip; over ranks, what every rank must have asked for alike."""
 
     norm_type: float
@@ -16,4 +15,4 @@ class Settings:
 
     def words(self) -> str:
         """How an error tells a rank's settings."""
-        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return ", ".join(f"{name}={value}" for name, value in self._asdict().items())
