@@ -5,6 +5,7 @@ ahead). A chunk holds at most `chunk` elements: the windows of the sums leave ro
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import triton.language as tl
 
@@ -76,28 +77,52 @@ def _bits(count):
 LEVELS = {
     1: {"bfloat16": 1, "float16": 1, "float32": 2, "float64": 3},
     2: {"bfloat16": 2, "float16": 2, "float32": 3, "float64": 4},
-    3: {"bfloat16": 3, "float16": 3, "float32": 4},
+    3: {"bfloat16": 2, "float16": 3, "float32": 4},
 }
 """Accumulators a lane: enough that a chunk of Gaussian elements seldom leaves the window."""
 
-AHEAD = {(3, "bfloat16"): 8, (2, "float64"): 4, (1, "float64"): 4}
-"""Tiles under way, where 6 are not the best."""
+SPARE = {(3, "bfloat16"): 1}
+"""One more for the elements that fit no level, where these would not be seldom."""
+
+
+class Shape(NamedTuple):
+    """How a program of one warp walks its chunks."""
+
+    tile: int = 128
+    """Words at a time."""
+    ahead: int = 6
+    """Tiles under way."""
+    registers: int = 128
+    programs: int = 16
+    chunk: int = CHUNK
+
+
+SHAPES = {
+    (1, "float64"): Shape(64, 4, chunk=CHUNK // 2),
+    (2, "bfloat16"): Shape(64, 8, 80, 24),
+    (2, "float32"): Shape(64, 12, 96, 24, CHUNK // 2),
+    (2, "float64"): Shape(32, 16, chunk=CHUNK // 2),
+    (3, "bfloat16"): Shape(64, 8, 80, 24),
+    (3, "float16"): Shape(128, 8),
+    (3, "float32"): Shape(64, 12, 112, 20),
+}
+"""What reads fastest."""
 
 
 def _sums(p, dtype):
-    is_double = dtype == "float64"
-    tile, band_tile = (64, 32) if is_double else (128, 64)
-    chunk = CHUNK // 2 if is_double else CHUNK
-    growth, band_growth = _bits(chunk // tile), _bits(chunk // band_tile)
+    shape = SHAPES.get((p, dtype), Shape())
+    band_tile = 32 if dtype == "float64" else 64
+    growth, band_growth = _bits(shape.chunk // shape.tile), _bits(shape.chunk // band_tile)
     constants = {
         "P": p,
         "DTYPE": DTYPES[dtype],
         "LEVELS": LEVELS[p][dtype],
         "WIDTH": 50 - growth,
+        "SPARE": SPARE.get((p, dtype), 0),
         "GROWTH": growth,
         "SLACK": 2 if p == 3 else 4,
-        "TILE": tile,
-        "AHEAD": AHEAD.get((p, dtype), 6),
+        "TILE": shape.tile,
+        "AHEAD": shape.ahead,
         "BAND_LEVELS": 7,
         "BAND_WIDTH": 50 - band_growth,
         "BAND_GROWTH": band_growth,
@@ -105,7 +130,8 @@ def _sums(p, dtype):
     }
     signature = WORK_LIST | WORKSPACE | CLIP
     name = f"sums_{p}_{dtype}"
-    return Entry(name, sums, signature, constants, 1, programs=16, registers=128, chunk=chunk)
+    registers, programs, chunk = shape.registers, shape.programs, shape.chunk
+    return Entry(name, sums, signature, constants, 1, programs, registers, chunk)
 
 
 def _extremes(kind, number, dtype):

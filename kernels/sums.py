@@ -72,7 +72,8 @@ def sums(
     segments, owners, stripes, details, turns, scratch, output, result,
     chunks, then, max_norm, eps, loss_scale,
     P: tl.constexpr, DTYPE: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr,
-    GROWTH: tl.constexpr, SLACK: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
+    SPARE: tl.constexpr, GROWTH: tl.constexpr, SLACK: tl.constexpr, TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
     BAND_LEVELS: tl.constexpr, BAND_WIDTH: tl.constexpr, BAND_GROWTH: tl.constexpr,
     BAND_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -108,16 +109,20 @@ def sums(
             exponent = exponent_of(largest, DTYPE)
             is_known = 1
         grid = first_grid(exponent, P, DTYPE, GROWTH, SLACK)
-        threshold = threshold_bits(smallest_exponent(grid - (LEVELS - 1) * WIDTH, P, DTYPE), DTYPE)
+        smallest = smallest_exponent(grid - (LEVELS - 1) * WIDTH, P, DTYPE)
+        threshold = threshold_bits(smallest, DTYPE)
+        spare_grid = grid
+        floor = threshold
+        if SPARE > 0:
+            spare_grid = P * smallest + GROWTH + 1 - 52
+            floor = threshold_bits(smallest_exponent(spare_grid, P, DTYPE), DTYPE)
         target = stripe
         if details.to(tl.int64) != 0:
             target = details + tensor * SUMS_LENGTH
         is_finite = exponent < INFINITE
         is_wide = is_finite == 0
         if DTYPE != tl.float16:
-            small = note_small(
-                tl.zeros([TILE], tl.int32), sample, carry_limit(threshold, DTYPE), DTYPE
-            )
+            small = note_small(tl.zeros([TILE], tl.int32), sample, carry_limit(floor, DTYPE), DTYPE)
             is_wide = is_wide | (tl.max(is_flagged(small, DTYPE).to(tl.int32), 0) != 0)
         if DTYPE == tl.float64:
             is_wide = is_wide | (exponent > SAFE) | (exponent < -SAFE)
@@ -125,7 +130,8 @@ def sums(
         if is_wide == 0:
             fits = add_fitting(
                 target, address, rows, row_length, row_stride, weight, data, head, words, tail,
-                first, grid, threshold, P, DTYPE, LEVELS, WIDTH, TILE, AHEAD,
+                first, grid, spare_grid, threshold, floor, P, DTYPE, LEVELS, WIDTH, SPARE, TILE,
+                AHEAD,
             )  # fmt: skip
         if fits == 0:
             add_in_bands(

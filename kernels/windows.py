@@ -83,6 +83,15 @@ def note_small(flags, word, limit, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def split_small(word, limit, DTYPE: tl.constexpr):
+    """A word of two elements -> (word of the large ones, word of the small ones), 0 for others."""
+    tl.static_assert(DTYPE == tl.bfloat16)
+    flags = note_small(word * 0, word, limit, DTYPE)
+    small = ((flags >> 15) & 0x10001) * 0xFFFF
+    return word & ~small, word & small
+
+
+@triton.jit
 def is_flagged(flags, DTYPE: tl.constexpr):
     """Lanes in which `note_small` found something."""
     if DTYPE == tl.float64 or DTYPE == tl.float32:

@@ -84,6 +84,15 @@ class TestValues:
         values[1500] = 100.0
         check([values], p)
 
+    @pytest.mark.parametrize("width", [20, 30])
+    def test_small_and_none_among_ordinary(self, p: int, dtype: torch.dtype, width: int) -> None:
+        """Magnitudes over 2**width, and zeros: in runs, before and after them, and in rows."""
+        generator = torch.Generator().manual_seed(width)
+        uniform = torch.rand(5, 3001, generator=generator, dtype=torch.float64)
+        values = torch.exp2(-width * uniform) * torch.randn(5, 3001, generator=generator).sign()
+        values = values.to(dtype) * (uniform < 0.9)
+        check([values[0], values[1, 1:], values[2:4, 7:70], values[4, ::3, None]], p)
+
     def test_one_tiny_among_ordinary(self, p: int, dtype: torch.dtype) -> None:
         values = torch.randn(3000).to(dtype)
         values[2500] = torch.finfo(dtype).smallest_normal / 4
