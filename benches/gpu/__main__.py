@@ -50,8 +50,12 @@ def compared(name: str, params: list[nn.Parameter]) -> Row:
     row["device_ms"] = {call: measure.device_ms(calls[call]) for call in calls}
     row["wall_ms"] = {call: measure.wall_ms(calls[call]) for call in calls}
     first = calls["gradclip, nothing to clip"]
-    row["host_us"] = {"gradclip": measure.host_us(first)}
-    row["host_us"]["torch"] = measure.host_us(calls["torch, nothing to clip"], 5)
+    row["host_us"] = {
+        "gradclip": measure.host_us(first),
+        "gradclip, after a wait": measure.first_host_us(first),
+        "torch": measure.host_us(calls["torch, nothing to clip"], 2, 3),
+        "reading .grad alone": measure.host_us(lambda: [p.grad for p in params]),
+    }
     row["launches"] = measure.launches(first)
     row["extra_bytes"] = measure.extra_bytes(first)
     if len(params) <= 800:
@@ -69,7 +73,7 @@ def passes(name: str, params: list[nn.Parameter]) -> Row:
     row: Row = {"list": name, "bytes": bytes_read, "ms": {}}
     row["ms"]["plain"] = min(measure.device_ms(plain_pass(tensors, n)) for n in (16, 32))
     row["ms"]["copy"] = _copy_ms(tensors[0].device)
-    for p in (2.0, 1.0, math.inf, 3.0):
+    for p in (2.0, 1.0, math.inf, -math.inf, 0.0, 3.0):
         if p != 3.0 or tensors[0].dtype != DOUBLE:
             call = _total(tensors, p)
             row["ms"][f"p = {p:g}"] = measure.device_ms(call)
@@ -130,7 +134,8 @@ def show(row: Row) -> Row:
         f"| {device[f'torch, {busy}'] / device[f'gradclip, {busy}']:.2f} "
         f"| {wall[f'gradclip, {quiet}']:.3f} | {wall[f'torch, {quiet}']:.3f} "
         f"| {wall[f'torch, {quiet}'] / wall[f'gradclip, {quiet}']:.1f} "
-        f"| {row['host_us']['gradclip']:.0f} | {row['host_us']['torch']:.0f} "
+        f"| {row['host_us']['gradclip']:.0f} | {row['host_us']['gradclip, after a wait']:.0f} "
+        f"| {row['host_us']['reading .grad alone']:.0f} | {row['host_us']['torch']:.0f} "
         f"| {row['launches']} | {row['extra_bytes'] / 2**20:.2f} |",
         flush=True,
     )
@@ -157,8 +162,8 @@ def main() -> None:
     print(machine)
     print(
         "| list | device ms: gradclip, nothing to clip | torch | ratio | active: gradclip | torch "
-        "| ratio | wall ms: gradclip | torch | ratio | host us: gradclip | torch | launches "
-        "| extra MiB |\n" + "|---" * 14 + "|"
+        "| ratio | wall ms: gradclip | torch | ratio | host us: gradclip | after a wait "
+        "| .grad alone | torch | launches | extra MiB |\n" + "|---" * 16 + "|"
     )
     rows = run(options.quick)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -41,17 +41,23 @@ def wall_ms(call: Call, rounds: int = 9) -> float:
     return 1e3 * median(times)
 
 
-def host_us(call: Call, rounds: int = 15) -> float:
-    """Median microseconds until a call returns, with nothing before it on the device."""
+def host_us(call: Call, calls: int = 20, rounds: int = 9) -> float:
+    """Median microseconds of a call among others of its kind, the device far behind."""
     call()
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - start) / calls)
     torch.cuda.synchronize()
     return 1e6 * median(times)
+
+
+def first_host_us(call: Call, rounds: int = 25) -> float:
+    """Median microseconds of a call after the host waited: its caches hold little of the list."""
+    return host_us(call, 1, rounds)
 
 
 def launches(call: Call) -> int:
