@@ -143,10 +143,12 @@ def _extremes(kind, number, dtype):
 
 def _change(kernel, argument, dtype):
     item = DTYPES[dtype].primitive_bitwidth // 8
-    warps, ahead, programs, registers = (1, 4, 16, None) if item == 2 else (4, 2, 8, 32)
+    warps, room, ahead, programs, registers = (
+        (1, 256, 8, 24, None) if item == 2 else (4, 2048, 2, 8, 32)
+    )
     constants = {
         "DTYPE": DTYPES[dtype],
-        "TILE": 512 * warps // item,
+        "TILE": room // item,
         "AHEAD": ahead,
         "PARTS": CHUNK * item // PIECE_BYTES,
     }
