@@ -44,8 +44,18 @@ def wall_ms(call: Call, rounds: int = 9) -> float:
     return 1e3 * median(times)
 
 
-def host_us(call: Call, calls: int = 20, rounds: int = 9) -> float:
-    """Median microseconds of a call among others of its kind, the device far behind."""
+def host_us(call: Call) -> float:
+    """Microseconds of a call among others of its kind, the device far behind: the best of rounds,
+    as neighbours on the machine only add."""
+    return 1e6 * min(_host_seconds(call, calls=20, rounds=25))
+
+
+def first_host_us(call: Call) -> float:
+    """Median microseconds of a call after the host waited: its caches hold little of the list."""
+    return 1e6 * median(_host_seconds(call, calls=1, rounds=25))
+
+
+def _host_seconds(call: Call, calls: int, rounds: int) -> list[float]:
     call()
     times = []
     with quietest_core():
@@ -56,7 +66,7 @@ def host_us(call: Call, calls: int = 20, rounds: int = 9) -> float:
                 call()
             times.append((time.perf_counter() - start) / calls)
     torch.cuda.synchronize()
-    return 1e6 * median(times)
+    return times
 
 
 @contextmanager
@@ -76,11 +86,6 @@ def quietest_core() -> Iterator[None]:
 def _loop_seconds(core: int) -> float:
     os.sched_setaffinity(0, {core})
     return median(timeit.repeat("sum(range(10_000))", number=1, repeat=9))
-
-
-def first_host_us(call: Call, rounds: int = 25) -> float:
-    """Median microseconds of a call after the host waited: its caches hold little of the list."""
-    return host_us(call, 1, rounds)
 
 
 def launches(call: Call) -> int:
