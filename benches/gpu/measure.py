@@ -45,9 +45,11 @@ def wall_ms(call: Call, rounds: int = 9) -> float:
 
 
 def host_us(call: Call) -> float:
-    """Microseconds of a call among others of its kind, the device far behind: the best of rounds,
-    as neighbours on the machine only add."""
-    return 1e6 * min(_host_seconds(call, calls=20, rounds=25))
+    """Microseconds of a call among others of its kind, the device far behind.
+
+    The best of several rounds, since neighbours on the machine only add.
+    """
+    return 1e6 * min(_host_seconds(call, calls=20, rounds=15))
 
 
 def first_host_us(call: Call) -> float:
