@@ -94,7 +94,7 @@ def is_single_pass(core: _core.Gradients, norm_type: float) -> bool:
 
 
 class CudaEngine:
-    """The gradients of a call that lie on one device.
+    """The gradients of a call that lie on one device, for launches on the stream that is current.
 
     Args:
         core: gradients that were read and planned.
@@ -105,6 +105,7 @@ class CudaEngine:
         self.core = core
         self.index = device
         self.device = torch.device("cuda", device)
+        self.stream = work.current_stream(self.device)
 
     def sums(self, norm_type: float, scale: _core.PowerScale | None = None) -> Tensor:
         """The carried sums of all elements: int64[144] on the device."""
@@ -141,9 +142,8 @@ class CudaEngine:
 
     def prepare(self, kind: str) -> None:
         """Makes what a change ("scale" or "clamp") needs besides gradients, which may fail."""
-        stream = work.current_stream(self.device)
-        self._launches(kind, stream)
-        with work.workspace(stream):
+        self._launches(kind)
+        with work.workspace(self.stream):
             pass
 
     def clamp_(self, limit: float) -> None:
@@ -155,14 +155,13 @@ class CudaEngine:
     ) -> Tensor:
         """As `totals`, from sums that were taken elsewhere; their carries may be pending."""
         result = torch.empty(4, dtype=torch.float64, device=self.device)
-        stream = work.current_stream(self.device)
         kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
-        with work.workspace(stream) as space:
+        with work.workspace(self.stream) as space:
             stripe = space.stripes[: work.SUMS_LENGTH]
             stripe.copy_(sums)
             stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
             nothing = (0, 0, *space.addresses(None, None, result), 0, _FINISH)
-            kernel.launch(stream.handle, 1, (*nothing, max_norm, eps, loss_scale))
+            kernel.launch(self.stream.handle, 1, (*nothing, max_norm, eps, loss_scale))
         return result
 
     def _sum(
@@ -180,50 +179,48 @@ class CudaEngine:
         last: tuple[float, ...] = clip
         if scale is not None or not is_single_pass(self.core, norm_type):
             kind, last = "powers", _power_arguments(norm_type, scale)
-        stream = work.current_stream(self.device)
-        launches = self._launches(kind, stream)
-        with work.workspace(stream) as space:
+        launches = self._launches(kind)
+        with work.workspace(self.stream) as space:
             addresses = space.addresses(details, output, result)
             for place, (kernel, table) in enumerate(launches):
                 ends = then if place == len(launches) - 1 else _NOTHING
                 arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
-                kernel.launch.launch(stream.handle, table.chunks, arguments)
+                kernel.launch.launch(self.stream.handle, table.chunks, arguments)
             if not launches:
                 nothing = (0, 0, *addresses, 0, then, *last)
-                _kernel(self.index, f"{kind}_float32").launch.launch(stream.handle, 1, nothing)
+                _kernel(self.index, f"{kind}_float32").launch.launch(self.stream.handle, 1, nothing)
 
     def _change(self, kind: str, number: int | float) -> None:
-        stream = work.current_stream(self.device)
-        launches = self._launches(kind, stream)
+        launches = self._launches(kind)
         done: list[str] = []
-        with work.workspace(stream) as space:
+        with work.workspace(self.stream) as space:
             for kernel, table in launches:
                 limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
                 arguments = (table.segments, table.owners, limit, space.turns, table.chunks)
                 try:
-                    kernel.launch.launch(stream.handle, table.chunks * kernel.parts, arguments)
+                    kernel.launch.launch(self.stream.handle, table.chunks * kernel.parts, arguments)
                 except RuntimeError as error:
                     raise _half_way(done, table.dtype, error) from error
                 done.append(table.dtype)
 
-    def _launches(self, kind: str, stream: work.Stream) -> list[_Launch]:
-        """What a stream is to launch, one an element type; kept with the plan."""
+    def _launches(self, kind: str) -> list[_Launch]:
+        """What is to be launched, one an element type; kept with the plan."""
         kept, key = self.core.kept, (self.index, kind)
         launches: list[_Launch] | None = kept.get(key)
         if launches is None:
-            launches = self._prepared(kind, stream)
-            if not stream.is_captured:
+            launches = self._prepared(kind)
+            if not self.stream.is_captured:
                 kept[key] = launches
         for launch in launches:
-            launch.table.use(stream)
+            launch.table.use(self.stream)
         return launches
 
-    def _prepared(self, kind: str, stream: work.Stream) -> list[_Launch]:
+    def _prepared(self, kind: str) -> list[_Launch]:
         launches = []
         for place, listed in enumerate(self._lists(kind, _kernel(self.index, f"{kind}_float32"))):
             kernel = _kernel(self.index, f"{kind}_{listed.dtype}")
             own = self._lists(kind, kernel)[place]
-            launches.append(_Launch(kernel, work.table_of(own, stream)))
+            launches.append(_Launch(kernel, work.table_of(own, self.stream)))
         return launches
 
     def _lists(self, kind: str, kernel: _Kernel) -> list[_core.WorkList]:
