@@ -7,6 +7,7 @@ torch's allocator, so it may be reused as soon as the stream has passed them.
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ def _kernel(device: int, entry: str) -> _Kernel:
     return _Kernel(loaded, image.chunk, int(image.constants.get("PARTS", 1)))
 
 
+@cache
 def is_served(device: int) -> bool:
     """Whether kernels run on a device; if not, the reference path does, and one warning says so.
 
@@ -72,11 +74,6 @@ def is_served(device: int) -> bool:
         RuntimeError: no CUDA driver, or a process that was forked from one that used CUDA.
     """
     torch.cuda.init()  # refuses in a forked process, before the driver is asked for anything
-    return _has_kernels(device)
-
-
-@cache
-def _has_kernels(device: int) -> bool:
     try:
         _kernel(device, "scale_float32")
     except images.NoImageError as error:
@@ -85,9 +82,15 @@ def _has_kernels(device: int) -> bool:
     return True
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=is_served.cache_clear)
+
+
 def is_single_pass(core: _core.Gradients, norm_type: float) -> bool:
     """Whether one pass gives the total; powers may need a second one, which the host decides."""
-    if core.first_complex is not None and norm_type != 2.0:
+    if norm_type == 2.0:
+        return True
+    if core.first_complex is not None:
         return False
     kind = _KINDS.get(norm_type)
     return kind is not None and not (core.has_double and f"{kind}_float64" in _NO_KERNEL)

@@ -224,13 +224,13 @@ def test_an_unserved_device_takes_the_reference_path(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(images, "image_for", no_image)
     cuda._kernel.cache_clear()
-    cuda._has_kernels.cache_clear()
+    cuda.is_served.cache_clear()
     try:
         with pytest.warns(UserWarning, match="torch operations"):
             clips_exactly([torch.randn(1000, device=DEVICE)])
     finally:
         cuda._kernel.cache_clear()
-        cuda._has_kernels.cache_clear()
+        cuda.is_served.cache_clear()
 
 
 def test_error_if_nonfinite_writes_nothing() -> None:

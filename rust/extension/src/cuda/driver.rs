@@ -82,6 +82,7 @@ functions! {
     device_get = b"cuDeviceGet\0": fn(*mut c_int, c_int);
     device_attribute = b"cuDeviceGetAttribute\0": fn(*mut c_int, c_int, c_int);
     primary_retain = b"cuDevicePrimaryCtxRetain\0": fn(*mut Handle, c_int);
+    context_current = b"cuCtxGetCurrent\0": fn(*mut Handle);
     context_push = b"cuCtxPushCurrent_v2\0": fn(Handle);
     context_pop = b"cuCtxPopCurrent_v2\0": fn(*mut Handle);
     module_load = b"cuModuleLoadData\0": fn(*mut Handle, *const c_void);
@@ -200,22 +201,31 @@ impl Context {
     /// # Errors
     /// The driver refuses.
     pub fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        // SAFETY: the handle is that of a retained context.
-        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.context_push)(self.handle as Handle) })?;
-        Ok(Entered { context: self })
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        self.driver.check("cuCtxGetCurrent", unsafe { (self.driver.context_current)(&mut current) })?;
+        let is_pushed = current as usize != self.handle;
+        if is_pushed {
+            // SAFETY: the handle is that of a retained context.
+            self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.context_push)(self.handle as Handle) })?;
+        }
+        Ok(Entered { context: self, is_pushed })
     }
 }
 
 /// A thread on which a context is current.
 pub struct Entered<'a> {
     context: &'a Context,
+    is_pushed: bool,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut previous = std::ptr::null_mut();
-        // SAFETY: pops what `enter` pushed; a failure could not be handled here, and leaves nothing undone.
-        unsafe { (self.context.driver.context_pop)(&mut previous) };
+        if self.is_pushed {
+            let mut previous = std::ptr::null_mut();
+            // SAFETY: pops what `enter` pushed; a failure could not be handled here, and leaves nothing undone.
+            unsafe { (self.context.driver.context_pop)(&mut previous) };
+        }
     }
 }
 
