@@ -11,6 +11,10 @@ pub const AHEAD: usize = 6;
 /// Bytes of a line of memory.
 const LINE: usize = 64;
 
+/// Lines to ask for, from the one before the known word on: a parameter leads to its gradient from its first ones, a
+/// gradient is read whole.
+const LINES: [usize; 2] = [2, 4];
+
 /// One tensor: its Python object and a word inside of torch's own object behind it.
 #[derive(Default)]
 struct Trace {
@@ -36,10 +40,10 @@ impl Traces {
 
     /// Asks for what the tensor at a place and its parameter lay in.
     pub fn ask_for(&self, place: usize) {
-        for trace in self.0.get(place).into_iter().flatten() {
+        for (trace, lines) in self.0.get(place).into_iter().flatten().zip(LINES) {
             ask_for(trace.object.load(Ordering::Relaxed));
             let inside = trace.inside.load(Ordering::Relaxed);
-            for line in 0..4 {
+            for line in 0..lines {
                 ask_for(inside.wrapping_add(line * LINE).wrapping_sub(LINE));
             }
         }
