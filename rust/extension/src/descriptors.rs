@@ -71,11 +71,6 @@ impl Descriptors {
         follows
     }
 
-    /// The plan that is followed, and how many of its descriptors were seen.
-    pub fn followed(&self) -> Option<(&Planned, usize)> {
-        Some((self.followed.as_deref()?, self.count))
-    }
-
     /// Takes the next one, whatever it is.
     pub fn push(&mut self, seen: Seen<'_>) {
         if self.is_next(&seen) {

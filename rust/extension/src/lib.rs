@@ -10,7 +10,6 @@ mod kinds;
 mod planned;
 mod sums;
 mod tensors;
-mod traces;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -9,7 +9,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 use crate::descriptors::Seen;
-use crate::traces::Traces;
 
 /// How many plans are remembered: a few models or optimisers in turn.
 const KEPT: usize = 8;
@@ -26,8 +25,6 @@ pub struct Planned {
     pub has_double: bool,
     /// The first tensor that is complex.
     pub first_complex: Option<usize>,
-    /// Where the tensors were read.
-    pub traces: Traces,
     kept: PyOnceLock<Py<PyDict>>,
 }
 
@@ -59,7 +56,6 @@ impl Planned {
             reference: (0..descriptors.len()).filter(is_reference).collect(),
             has_double: descriptors.iter().any(|descriptor| descriptor.dtype.is_double()),
             first_complex: descriptors.iter().position(|descriptor| descriptor.dtype.is_complex()),
-            traces: Traces::new(descriptors.len()),
             descriptors,
             plan,
             kept: PyOnceLock::new(),

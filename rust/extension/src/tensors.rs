@@ -14,8 +14,6 @@ use crate::attribute::Attribute;
 use crate::descriptors::{Descriptors, Seen};
 use crate::dlpack::{Exchange, View};
 use crate::kinds::Plain;
-use crate::planned::Planned;
-use crate::traces::{AHEAD, Whose};
 
 /// Names of the parameters, for errors: given ones, or their positions.
 pub struct Names(pub Option<Py<PyList>>);
@@ -83,14 +81,12 @@ fn read<'py>(
         if met.has(&object) {
             continue;
         }
-        reader.ask_ahead();
         let tensor = gradient(position, &object)?;
         if tensor.is_none() {
             continue;
         }
         let is_next = met.none_twice && reader.follows(&tensor, owned(position));
         if is_next {
-            reader.trace(&object, &tensor);
             reader.push(position, tensor, true);
         } else if met.is_first(objects, position, &object) {
             let is_planned = reader.describe(&tensor, owned(position));
@@ -163,30 +159,6 @@ impl<'py> Reader<'py> {
             dtype.is_some_and(|dtype| descriptors.follow(&seen(dtype, &view, owned)))
         };
         self.view(tensor, look).unwrap_or(false)
-    }
-
-    /// Asks for the memory of an object that comes soon.
-    fn ask_ahead(&self) {
-        if let Some((planned, count)) = self.read.descriptors.followed() {
-            planned.traces.ask_for(count + AHEAD);
-        }
-    }
-
-    /// Notes where the parameter and the gradient lie that were just read.
-    fn trace(&mut self, parameter: &Bound<'py, PyAny>, gradient: &Bound<'py, PyAny>) {
-        for (whose, object) in [(Whose::Parameter, parameter), (Whose::Gradient, gradient)] {
-            let address = object.as_ptr() as usize;
-            let is_new = |(planned, count): (&Planned, usize)| !planned.traces.knows(count - 1, whose, address);
-            if self.read.descriptors.followed().is_some_and(is_new) {
-                self.view(object, |view, descriptors| {
-                    let inside = view.sizes.as_ptr() as usize;
-                    let note = |(planned, count): (&Planned, usize)| {
-                        planned.traces.note(count - 1, whose, address, inside);
-                    };
-                    descriptors.followed().map(note)
-                });
-            }
-        }
     }
 
     /// Notes the memory of a tensor; whether it has any that is planned. An error for dtypes without a norm.
