@@ -118,7 +118,10 @@ def add_fitting(
     for start in range(0, scattered, TILE):
         word = gather(address, start + lanes, scattered, row_length, row_stride, DTYPE)
         levels, spare, flags = _add_split(levels, spare, flags, word, limit, low, P, DTYPE)
-    fits = tl.max((is_flagged(flags, DTYPE) | is_overfull(levels, grid)).to(tl.int32), 0) == 0
+    odd = is_flagged(flags, DTYPE) | is_overfull(levels, grid)
+    if SPARE > 0:  # a window far up leaves it elements whose terms leave float32
+        odd = odd | is_overfull(spare, spare_grid)
+    fits = tl.max(odd.to(tl.int32), 0) == 0
     if fits:
         deposit_levels(limbs, levels, grid, 0, weight, WIDTH)
         deposit_levels(limbs, spare, spare_grid, 0, weight, WIDTH)

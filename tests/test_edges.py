@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gradclip
+from gradclip import _core
 from tests import oracle
 from tests.gradients import gradient_of, parameter, parameters, random_values, total
 
@@ -236,6 +237,35 @@ def test_gradients_behind_a_property(route: str) -> None:
     owner.held = torch.tensor([3.0, 4.0])  # type: ignore[attr-defined]
     assert gradclip.clip_([owner], 1.0, eps=0.0).item() == 5.0
     assert owner.grad.tolist() == [pytest.approx(0.6), pytest.approx(0.8)]
+
+
+def test_gradients_that_are_made_anew_at_each_reading(route: str) -> None:
+    """Their memory says nothing about which parameter they are of."""
+
+    class Wide(torch.nn.Parameter):
+        @property
+        def main_grad(self) -> torch.Tensor:
+            return self.narrow_grad.float()  # type: ignore[attr-defined, no-any-return]
+
+    def wide(value: float) -> Wide:
+        owner = Wide(torch.zeros(5000))
+        owner.narrow_grad = torch.full((5000,), value, dtype=torch.bfloat16)  # type: ignore[attr-defined]
+        return owner
+
+    first, second = wide(3.0), wide(4.0)
+    for listed in ([first, second], [first, first], [first, second, first]) * 3:
+        expected = oracle.total_norm([owner.main_grad for owner in dict.fromkeys(listed)], 2)
+        total_norm = gradclip.clip_(listed, math.inf, grad="main_grad", dtype=torch.float64)
+        assert total_norm.item() == expected
+
+
+def test_empty_gradients_listed_twice_count_once(route: str) -> None:
+    one, two = parameter(torch.zeros(0)), parameter(torch.zeros(0))
+    owner = parameter(torch.tensor([3.0]))
+    for listed in ([one, two, owner], [one, one, owner]):
+        core = _core.Gradients.of(tuple(listed), "grad", None)
+        assert len(core) == len(dict.fromkeys(listed))
+        assert isinstance(core.tensors, tuple), "nobody may take away what the core reads"
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 5, 3)])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import _core
 from tests import oracle
 
 PARTS = 40
@@ -109,3 +110,17 @@ def test_other_threads_run_while_sums_are_taken() -> None:
         stop.set()
         sys.setswitchinterval(interval)
         counter.join()
+
+
+def test_what_a_plan_keeps_may_run_code_when_it_is_forgotten() -> None:
+    """Such as code that clips."""
+
+    class Last:
+        def __del__(self) -> None:
+            gradclip.get_total_norm([torch.ones(3)])
+
+    held = torch.ones(77)
+    _core.Gradients.from_tensors([held]).kept["last"] = Last()
+    for size in range(1, 20):
+        gradclip.get_total_norm([torch.ones(size)])
+    assert not _core.Gradients.from_tensors([held]).kept

@@ -19,7 +19,7 @@ class Gradients(NamedTuple):
     """
 
     core: _core.Gradients
-    tensors: list[Tensor]
+    tensors: tuple[Tensor, ...]
     fused: bool
     reference: list[int]
     parameters: Parameters

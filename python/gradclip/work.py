@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -33,7 +33,11 @@ class Stream(NamedTuple):
 
 def current_stream(device: torch.device) -> Stream:
     """The stream that torch works on for a device."""
-    is_captured = torch.cuda.is_current_stream_capturing()
+    if torch.cuda.current_device() == device.index:
+        is_captured = torch.cuda.is_current_stream_capturing()
+    else:
+        with torch.cuda.device(device):
+            is_captured = torch.cuda.is_current_stream_capturing()
     return Stream(device, _core.current_stream(device.index), is_captured)
 
 
@@ -146,7 +150,7 @@ def workspace(stream: Stream) -> Workspace:
     return _idle.pop(stream, None) or Workspace(stream)
 
 
-@cache
+@lru_cache(maxsize=64)
 def rounded(number: float, dtype: str) -> float:
     """A number rounded to an element type."""
     return float(torch.tensor(number, dtype=getattr(torch, dtype)))

@@ -84,7 +84,7 @@ class TestValues:
         values[1500] = 100.0
         check([values], p)
 
-    @pytest.mark.parametrize("width", [20, 30])
+    @pytest.mark.parametrize("width", [20, 24, 30])
     def test_small_and_none_among_ordinary(self, p: int, dtype: torch.dtype, width: int) -> None:
         """Magnitudes over 2**width, and zeros: in runs, before and after them, and in rows."""
         generator = torch.Generator().manual_seed(width)
@@ -192,3 +192,12 @@ def test_infinite_limit_keeps_what_is_not_finite() -> None:
     values = torch.tensor([math.inf, 1.0])
     space = sums("sums_2", torch.float32, [segment(values)], max_norm=math.inf)
     assert space.coefficient == 1.0
+
+
+@pytest.mark.parametrize("large", [2.0**59, 2.0**60, 2.0**127])
+@pytest.mark.parametrize("small", [2.0**42.9, 2.0**105])
+def test_cubes_beyond_float32_in_the_window_of_the_chunk_before(large: float, small: float) -> None:
+    """A chunk that begins with zeros keeps the window; its elements are small there."""
+    late = torch.zeros(300, dtype=torch.bfloat16)
+    late[200:] = small
+    check([torch.tensor([large], dtype=torch.bfloat16), late], 3, grid=1)

@@ -31,6 +31,11 @@ impl<'py> Attribute<'py> {
         Ok(Attribute { name: name.clone(), plain, defined })
     }
 
+    /// Whether torch's own classes define it.
+    pub fn is_torchs(&self) -> bool {
+        self.defined.is_some()
+    }
+
     /// What a parameter holds in it.
     ///
     /// # Errors

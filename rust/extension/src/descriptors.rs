@@ -64,9 +64,10 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// Takes the next one if it has elements and is the next one of a known plan; whether it is.
+    /// Takes the next one if it is the next one of a known plan, which has its memory once; whether it is.
     pub fn follow(&mut self, seen: &Seen<'_>) -> bool {
-        let follows = !seen.sizes.contains(&0) && self.is_next(seen);
+        let has_memory = (seen.device.is_cpu() || seen.device.is_cuda()) && !seen.sizes.contains(&0);
+        let follows = has_memory && self.is_next(seen);
         self.count += usize::from(follows);
         follows
     }
@@ -98,7 +99,10 @@ impl Descriptors {
     /// As `Plan::new`.
     pub fn planned(self) -> Result<Arc<Planned>, PlanError> {
         match self.followed {
-            Some(planned) if planned.descriptors.len() == self.count => Ok(planned),
+            Some(planned) if planned.descriptors.len() == self.count => {
+                planned.used();
+                Ok(planned)
+            }
             Some(planned) => Planned::of(planned.descriptors[..self.count].to_vec()),
             None => Planned::of(self.own),
         }

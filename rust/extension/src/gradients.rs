@@ -23,7 +23,7 @@ type Row = (usize, &'static str, String, u64);
 /// this object keeps alive.
 #[pyclass(frozen, module = "gradclip._core")]
 pub struct Gradients {
-    tensors: Py<PyList>,
+    tensors: Py<PyTuple>,
     positions: Vec<usize>,
     made: Arc<Planned>,
     /// For each planned tensor, its place in `tensors`.
@@ -63,7 +63,7 @@ impl Gradients {
 
     /// All gradient tensors, in list order.
     #[getter]
-    fn tensors(&self, py: Python<'_>) -> Py<PyList> {
+    fn tensors(&self, py: Python<'_>) -> Py<PyTuple> {
         self.tensors.clone_ref(py)
     }
 
@@ -203,7 +203,7 @@ impl Gradients {
         let Read { tensors, positions, planned, descriptors } = read;
         let name = |tensor: usize| names.of(py, positions[planned[tensor]]);
         let made = descriptors.planned().map_err(|error| plan_error(&error, name))?;
-        Ok(Gradients { tensors: PyList::new(py, tensors)?.unbind(), positions, made, planned })
+        Ok(Gradients { tensors: PyTuple::new(py, tensors)?.unbind(), positions, made, planned })
     }
 
     fn cpu(&self) -> impl Iterator<Item = &DevicePlan> {

@@ -40,11 +40,22 @@ impl Planned {
         let planned = Arc::new(Self::new(descriptors)?);
         let mut recent = locked(&RECENT);
         recent.push_front(planned.clone());
-        recent.truncate(KEPT);
+        let kept = recent.len().min(KEPT);
+        let forgotten = recent.split_off(kept);
+        drop(recent);
+        drop(forgotten); // what Python prepared for it may run code of any kind, so not under the lock
         Ok(planned)
     }
 
-    /// The most recent plan whose list begins with this gradient.
+    /// Makes a plan the most recent one.
+    pub fn used(self: &Arc<Self>) {
+        let mut recent = locked(&RECENT);
+        if let Some(place) = recent.iter().position(|planned| Arc::ptr_eq(planned, self)) {
+            to_front(&mut recent, place);
+        }
+    }
+
+    /// A recent plan whose list begins with this gradient.
     pub fn beginning_with(seen: &Seen<'_>) -> Option<Arc<Self>> {
         locked(&RECENT).iter().find(|planned| seen.begins(&planned.descriptors)).cloned()
     }
@@ -72,9 +83,14 @@ impl Planned {
 fn known(descriptors: &[Descriptor]) -> Option<Arc<Planned>> {
     let mut recent = locked(&RECENT);
     let place = recent.iter().position(|planned| planned.descriptors == descriptors)?;
-    let planned = recent.remove(place)?;
-    recent.push_front(planned.clone());
-    Some(planned)
+    to_front(&mut recent, place);
+    recent.front().cloned()
+}
+
+fn to_front(recent: &mut VecDeque<Arc<Planned>>, place: usize) {
+    if let Some(planned) = recent.remove(place) {
+        recent.push_front(planned);
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

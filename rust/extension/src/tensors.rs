@@ -52,7 +52,8 @@ pub fn gradients_of<'py>(
 ) -> PyResult<Read<'py>> {
     let py = parameters.py();
     let attribute = Attribute::new(attribute)?;
-    read(parameters, names, |position, parameter| attribute.of(parameter, || names.of(py, position)), |_| None)
+    let gradient = |position, parameter: &Bound<'py, PyAny>| attribute.of(parameter, || names.of(py, position));
+    read(parameters, names, attribute.is_torchs(), gradient, |_| None)
 }
 
 /// Raw tensors as gradients, each object once; `owned` are the logical elements that this rank counts of each.
@@ -65,13 +66,16 @@ pub fn gradients_from<'py>(
     names: &Names,
 ) -> PyResult<Read<'py>> {
     let range = |position| owned.as_ref().and_then(|owned| *owned.get(position)?).map(|(start, end)| start..end);
-    read(tensors, names, |_, tensor| Ok(tensor.clone()), range)
+    read(tensors, names, true, |_, tensor| Ok(tensor.clone()), range)
 }
 
 /// What `gradient` finds for each object of a list; objects that are listed twice count once.
+///
+/// `is_steady`: torch's own objects give the same memory each time they are asked.
 fn read<'py>(
     objects: &Bound<'py, PyTuple>,
     names: &Names,
+    is_steady: bool,
     gradient: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     owned: impl Fn(usize) -> Option<Range<u64>>,
 ) -> PyResult<Read<'py>> {
@@ -85,11 +89,15 @@ fn read<'py>(
         if tensor.is_none() {
             continue;
         }
-        let is_next = met.none_twice && reader.follows(&tensor, owned(position));
-        if is_next {
+        let may_follow = met.none_twice && is_steady && reader.plain.is(&object);
+        let known = if may_follow { reader.follows(&tensor, owned(position)) } else { Some(false) };
+        if known == Some(true) {
             reader.push(position, tensor, true);
         } else if met.is_first(objects, position, &object) {
-            let is_planned = reader.describe(&tensor, owned(position));
+            let is_planned = match known {
+                None => Ok(false),
+                Some(_) => reader.describe(&tensor, owned(position)),
+            };
             let is_planned = is_planned.map_err(|()| refused(&tensor, position, names))?;
             reader.push(position, tensor, is_planned);
         }
@@ -152,13 +160,14 @@ impl<'py> Reader<'py> {
         self.read.tensors.push(tensor);
     }
 
-    /// Whether a tensor is the next one of the plan that all before it followed; nothing is noted otherwise.
-    fn follows(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> bool {
+    /// Whether a tensor is the next one of the plan that all before it followed; nothing is noted otherwise. `None` for
+    /// one without memory to plan.
+    fn follows(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> Option<bool> {
         let look = |view: View<'_>, descriptors: &mut Descriptors| {
             let dtype = dtype_of(&view).ok().flatten();
             dtype.is_some_and(|dtype| descriptors.follow(&seen(dtype, &view, owned)))
         };
-        self.view(tensor, look).unwrap_or(false)
+        self.view(tensor, look)
     }
 
     /// Notes the memory of a tensor; whether it has any that is planned. An error for dtypes without a norm.
