@@ -53,7 +53,17 @@ class _Launch(NamedTuple):
 @cache
 def _kernel(device: int, entry: str) -> _Kernel:
     image = images.image_for(_core.architecture(device), entry)
-    loaded = _core.Kernel(
+    parts = int(image.constants.get("PARTS", 1))
+    return _Kernel(loaded(device, image), image.chunk, parts)
+
+
+def loaded(device: int, image: images.Image) -> _core.Kernel:
+    """An image on a device, ready to launch.
+
+    Raises:
+        RuntimeError: no CUDA driver, or the driver refuses the image.
+    """
+    return _core.Kernel(
         device,
         image.symbol,
         image.code,
@@ -62,7 +72,6 @@ def _kernel(device: int, entry: str) -> _Kernel:
         programs=image.programs,
         parameters=list(image.parameters),
     )
-    return _Kernel(loaded, image.chunk, int(image.constants.get("PARTS", 1)))
 
 
 @cache

@@ -82,18 +82,6 @@ def image_of(entry: str) -> images.Image:
     return images.image_for(_core.architecture(0), entry)
 
 
-def load(image: images.Image) -> _core.Kernel:
-    return _core.Kernel(
-        0,
-        image.symbol,
-        image.code,
-        threads=image.threads,
-        shared=image.shared,
-        programs=image.programs,
-        parameters=list(image.parameters),
-    )
-
-
 def launch_by(patch: pytest.MonkeyPatch, entry: str, kernel: Any) -> None:
     """Launches of an entry go to another kernel; none is kept, or found, with a plan."""
     sound = cuda._kernel
@@ -108,7 +96,7 @@ def launch_by(patch: pytest.MonkeyPatch, entry: str, kernel: Any) -> None:
 
 def refuse(patch: pytest.MonkeyPatch, entry: str) -> None:
     """The driver refuses the launches of an entry: no block may have so many threads."""
-    launch_by(patch, entry, load(replace(image_of(entry), threads=4096)))
+    launch_by(patch, entry, cuda.loaded(0, replace(image_of(entry), threads=4096)))
 
 
 NOT_STARTED = "kernel `{}` did not start.*`cuLaunchKernel` failed: .*CUDA error"
@@ -173,13 +161,13 @@ def test_an_interrupt_between_two_launches(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_shared_memory_that_no_device_has() -> None:
     with pytest.raises(RuntimeError, match=r"kernel `scale` did not start.*cuFuncSetAttribute"):
-        load(replace(image_of("scale_float32"), shared=1 << 30))
+        cuda.loaded(0, replace(image_of("scale_float32"), shared=1 << 30))
 
 
 def test_damaged_code_is_refused_by_the_driver() -> None:
     image = image_of("scale_float32")
     with pytest.raises(RuntimeError, match="kernel `scale` did not start"):
-        load(replace(image, code=image.code[:200] + bytes(len(image.code) - 200)))
+        cuda.loaded(0, replace(image, code=image.code[:200] + bytes(len(image.code) - 200)))
 
 
 def damaged_copy(folder: Path, *entries: str) -> Path:
