@@ -1,4 +1,4 @@
-"""The sharded clip over NCCL: one table for the layouts, on any even number of GPUs.
+"""The sharded clip over NCCL: one table for the layouts, on any number of GPUs from 2 on.
 
     torchrun --standalone --nproc-per-node 2 -m benches.nccl --out nccl.json
 

@@ -99,9 +99,10 @@ def offloaded(model: Decoder, device: str, size: int) -> None:
 
 
 def hsdp(model: Decoder, device: str, size: int) -> None:
-    """Two replicas of shards."""
+    """Replicas of shards, as few as divide the ranks."""
+    few = _fewest(size)
     names = ("replicate", "shard")
-    _fully_shard(model, init_device_mesh(device, (2, size // 2), mesh_dim_names=names))
+    _fully_shard(model, init_device_mesh(device, (few, size // few), mesh_dim_names=names))
 
 
 def tensor(model: Decoder, device: str, size: int) -> None:
@@ -110,8 +111,9 @@ def tensor(model: Decoder, device: str, size: int) -> None:
 
 
 def tensor_fsdp(model: Decoder, device: str, size: int) -> None:
-    """Tensor parallel over two ranks inside FSDP2 over the rest."""
-    mesh = init_device_mesh(device, (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    """Tensor parallel over as few ranks as divide all, inside FSDP2 over the rest."""
+    few = _fewest(size)
+    mesh = init_device_mesh(device, (size // few, few), mesh_dim_names=("dp", "tp"))
     _tensor_parallel(model, mesh["tp"])
     _fully_shard(model, mesh["dp"])
 
@@ -136,6 +138,11 @@ def with_gradients(model: Decoder) -> list[tuple[str, nn.Parameter]]:
         else:
             parameter.grad = values.clone()
     return named
+
+
+def _fewest(size: int) -> int:
+    """The smallest number from 2 up that divides a size; two for all even ones."""
+    return next(few for few in range(2, size + 1) if size % few == 0)
 
 
 def _tensor_parallel(model: Decoder, mesh: Any) -> None:
