@@ -347,6 +347,13 @@ def test_meta_gradients_have_a_meta_norm(route: str) -> None:
     assert (norm.device.type, norm.dim()) == ("meta", 0)
 
 
+def test_a_total_off_the_host_is_taken_back(route: str) -> None:
+    owner = parameter(torch.zeros(3, 4, device="meta"))
+    total = gradclip.get_total_norm([gradient_of(owner)])
+    gradclip.clip_grads_with_norm_([owner], 1.0, total)
+    assert total.device.type == "meta"
+
+
 def test_two_calls_write_what_one_does(route: str) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         gradient = random_values(5000, dtype, seed=12)

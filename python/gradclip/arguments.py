@@ -13,6 +13,8 @@ def number(value: float | str | Tensor, name: str) -> float:
         TypeError: no number.
         ValueError: a tensor of several elements, or a word that is no number.
     """
+    if type(value) is float:
+        return value
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(
             f"`{name}` has shape {tuple(value.shape)}; expected a number or a 0-dim tensor"

@@ -214,7 +214,7 @@ def _on_device(
 ) -> Tensor:
     """The total from what the kernels wrote; the host reads it only if it must be finite."""
     if settings.error_if_nonfinite:
-        _refuse_non_finite(float(written[0]), settings)
+        _refuse_non_finite(float(totals.total_in(written)), settings)
     return totals.from_result(written, dtype or found.total_dtype)
 
 

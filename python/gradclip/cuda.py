@@ -18,8 +18,8 @@ from gradclip import _core, images, work
 from gradclip.parameters import warn
 from gradclip.settings import Settings
 
-_NOTHING, _COLLECT, _FINISH = range(3)
-"""What the last program of a sum does: leave the stripes, write the sums, or the total too."""
+_COLLECT, _FINISH = 1, 2
+"""What the last program of a sum does: write the sums, or the total too."""
 
 _KINDS = {0.0: "count", 1.0: "sums_1", 2.0: "sums_2", 3.0: "sums_3", math.inf: "max"} | {
     -math.inf: "min"
@@ -30,24 +30,26 @@ _POWER_KINDS = {0.0: 0, 1.0: 1, math.inf: 4, -math.inf: 5}
 """How kernels of powers call the kinds that they take for complex elements."""
 
 _WRITING = ("scale", "clamp")
+_NO_CLIP = math.inf, 0.0, 1.0
 _SIGN_BIT = -(2**63)
 """Flipped in extreme keys while kernels add to them, so that zero is none."""
 
-_FACTOR = 2
-"""Place of the factor in a result: total, coefficient, factor, float32 total."""
+_RESULT_LENGTH = 8
+_FACTOR_OFFSET = 16
+"""Bytes before the factor in a result, which holds total, coefficient, factor, float32 total."""
 
 
 class _Kernel(NamedTuple):
-    launch: _core.Kernel
+    code: _core.Kernel
     chunk: int
     parts: int
 
 
-class _Launch(NamedTuple):
-    """A kernel with the work list that it walks."""
+class _Step(NamedTuple):
+    """Launches, one an element type, with the work lists that they walk."""
 
-    kernel: _Kernel
-    table: work.Table
+    launches: _core.Launches
+    tables: list[work.Table]
 
 
 @cache
@@ -105,6 +107,11 @@ def is_single_pass(core: _core.Gradients, norm_type: float) -> bool:
     return kind is not None and not (core.has_double and f"{kind}_float64" in _NO_KERNEL)
 
 
+@cache
+def _device(index: int) -> torch.device:
+    return torch.device("cuda", index)
+
+
 class CudaEngine:
     """The gradients of a call that lie on one device, for launches on the stream that is current.
 
@@ -116,135 +123,127 @@ class CudaEngine:
     def __init__(self, core: _core.Gradients, device: int) -> None:
         self.core = core
         self.index = device
-        self.device = torch.device("cuda", device)
+        self.device = _device(device)
         self.stream = work.current_stream(self.device)
 
     def sums(self, norm_type: float, scale: _core.PowerScale | None = None) -> Tensor:
         """The carried sums of all elements: int64[144] on the device."""
         output = torch.zeros(work.SUMS_LENGTH, dtype=torch.int64, device=self.device)
-        self._sum(norm_type, _COLLECT, scale=scale, output=output)
+        self._sum(norm_type, scale, output=output.data_ptr())
         return output
 
     def sums_each(self, norm_type: float, tensors: int) -> Tensor:
         """The sums of each planned tensor, carries pending: int64[tensors, 144] on the device."""
         shape = (tensors, work.SUMS_LENGTH)
         details = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        self._sum(norm_type, _COLLECT, details=details)
+        self._sum(norm_type, details=details.data_ptr())
         details[:, work.EXTREME].bitwise_xor_(_SIGN_BIT)
         return details
 
     def totals(self, settings: Settings) -> Tensor:
-        """What a clip comes to: float64[4] on the device.
+        """What a clip comes to: float64[4] on the device, as float32[8].
 
         The total of the unscaled gradients, the coefficient, what gradients are multiplied by, and
         the total once more as float32, in the first half of the last place.
         """
-        result = torch.empty(4, dtype=torch.float64, device=self.device)
+        result = self._result()
+        step = self._step(_KINDS[settings.norm_type])
         clip = settings.max_norm, settings.eps, settings.scale
-        self._sum(settings.norm_type, _FINISH, clip, result=result)
+        with work.workspace(self.stream) as space:
+            addresses = space.addresses(result=result.data_ptr())
+            step.launches.sum(self.stream.handle, addresses, _FINISH, clip)
         return result
 
     def scale_(self, factor: Tensor) -> None:
         """Multiplies all gradients by a 0-dim float64 tensor on the device; 1 writes nothing."""
-        self._change("scale", factor.data_ptr())
+        self._scale_by(factor.data_ptr())
 
     def scale_by_result_(self, result: Tensor) -> None:
         """Multiplies all gradients by the factor of `totals`."""
-        self._change("scale", result.data_ptr() + _FACTOR * result.element_size())
-
-    def prepare(self, kind: str) -> None:
-        """Makes what a change ("scale" or "clamp") needs besides gradients, which may fail."""
-        self._launches(kind)
-        with work.workspace(self.stream):
-            pass
+        self._scale_by(result.data_ptr() + _FACTOR_OFFSET)
 
     def clamp_(self, limit: float) -> None:
         """Limits every element to [-limit, limit], the limit rounded to the gradient's type."""
-        self._change("clamp", limit)
+        step = self._step("clamp")
+        limits = [work.rounded(limit, table.dtype) for table in step.tables]
+        with work.workspace(self.stream) as space:
+            step.launches.clamp(self.stream.handle, space.turns, limits)
+
+    def prepare(self, kind: str) -> None:
+        """Makes what a change ("scale" or "clamp") needs besides gradients, which may fail."""
+        self._step(kind)
+        with work.workspace(self.stream):
+            pass
 
     def finish(
         self, sums: Tensor, norm_type: float, max_norm: float, eps: float, loss_scale: float
     ) -> Tensor:
-        """As `totals`, from sums that were taken elsewhere; their carries may be pending."""
-        result = torch.empty(4, dtype=torch.float64, device=self.device)
-        kernel = _kernel(self.index, f"{_KINDS[norm_type]}_float32").launch
+        """As `totals`, float64[4], from sums of elsewhere whose carries may be pending."""
+        result = self._result()
+        launches = self._over_nothing(_KINDS[norm_type])
         with work.workspace(self.stream) as space:
             stripe = space.stripes[: work.SUMS_LENGTH]
             stripe.copy_(sums)
             stripe[work.EXTREME].bitwise_xor_(_SIGN_BIT)
-            nothing = (0, 0, *space.addresses(None, None, result), 0, _FINISH)
-            kernel.launch(self.stream.handle, 1, (*nothing, max_norm, eps, loss_scale))
-        return result
+            addresses = space.addresses(result=result.data_ptr())
+            launches.sum(self.stream.handle, addresses, _FINISH, (max_norm, eps, loss_scale))
+        return result.view(torch.float64)
+
+    def _result(self) -> Tensor:
+        return torch.empty(_RESULT_LENGTH, dtype=torch.float32, device=self.device)
 
     def _sum(
         self,
         norm_type: float,
-        then: int,
-        clip: tuple[float, float, float] = (math.inf, 0.0, 1.0),
-        *,
         scale: _core.PowerScale | None = None,
-        output: Tensor | None = None,
-        details: Tensor | None = None,
-        result: Tensor | None = None,
+        *,
+        output: int = 0,
+        details: int = 0,
     ) -> None:
-        kind = _KINDS.get(norm_type, "")
-        last: tuple[float, ...] = clip
-        if scale is not None or not is_single_pass(self.core, norm_type):
-            kind, last = "powers", _power_arguments(norm_type, scale)
-        launches = self._launches(kind)
+        one_pass = scale is None and is_single_pass(self.core, norm_type)
+        step = self._step(_KINDS[norm_type] if one_pass else "powers")
         with work.workspace(self.stream) as space:
-            addresses = space.addresses(details, output, result)
-            for place, (kernel, table) in enumerate(launches):
-                ends = then if place == len(launches) - 1 else _NOTHING
-                arguments = (table.segments, table.owners, *addresses, table.chunks, ends, *last)
-                kernel.launch.launch(self.stream.handle, table.chunks, arguments)
-            if not launches:
-                nothing = (0, 0, *addresses, 0, then, *last)
-                _kernel(self.index, f"{kind}_float32").launch.launch(self.stream.handle, 1, nothing)
+            where = self.stream.handle, space.addresses(details=details, output=output)
+            if one_pass:
+                step.launches.sum(*where, _COLLECT, _NO_CLIP)
+            else:
+                step.launches.powers(*where, _COLLECT, _power_arguments(norm_type, scale))
 
-    def _change(self, kind: str, number: int | float) -> None:
-        launches = self._launches(kind)
-        done: list[str] = []
+    def _scale_by(self, factor: int) -> None:
+        step = self._step("scale")
         with work.workspace(self.stream) as space:
-            for kernel, table in launches:
-                limit = work.rounded(number, table.dtype) if isinstance(number, float) else number
-                arguments = (table.segments, table.owners, limit, space.turns, table.chunks)
-                try:
-                    kernel.launch.launch(self.stream.handle, table.chunks * kernel.parts, arguments)
-                except RuntimeError as error:
-                    raise _half_way(done, table.dtype, error) from error
-                done.append(table.dtype)
+            step.launches.scale(self.stream.handle, space.turns, factor)
 
-    def _launches(self, kind: str) -> list[_Launch]:
-        """What is to be launched, one an element type; kept with the plan."""
+    def _step(self, kind: str) -> _Step:
+        """What is to be launched; kept with the plan."""
         kept, key = self.core.kept, (self.index, kind)
-        launches: list[_Launch] | None = kept.get(key)
-        if launches is None:
-            launches = self._prepared(kind)
+        step: _Step | None = kept.get(key)
+        if step is None:
+            step = self._prepared(kind)
             if not self.stream.is_captured:
-                kept[key] = launches
-        for launch in launches:
-            launch.table.use(self.stream)
-        return launches
+                kept[key] = step
+        for table in step.tables:
+            table.use(self.stream)
+        return step
 
-    def _prepared(self, kind: str) -> list[_Launch]:
-        launches = []
+    def _prepared(self, kind: str) -> _Step:
+        launches, tables = [], []
         for place, listed in enumerate(self._lists(kind, _kernel(self.index, f"{kind}_float32"))):
             kernel = _kernel(self.index, f"{kind}_{listed.dtype}")
-            own = self._lists(kind, kernel)[place]
-            launches.append(_Launch(kernel, work.table_of(own, self.stream)))
-        return launches
+            table = work.table_of(self._lists(kind, kernel)[place], self.stream)
+            launches.append((kernel.code, kernel.parts, table.listed, table.address))
+            tables.append(table)
+        if not launches and kind not in _WRITING:
+            return _Step(self._over_nothing(kind), [])
+        return _Step(_core.Launches(launches), tables)
+
+    def _over_nothing(self, kind: str) -> _core.Launches:
+        return _core.Launches.over_nothing(_kernel(self.index, f"{kind}_float32").code)
 
     def _lists(self, kind: str, kernel: _Kernel) -> list[_core.WorkList]:
         """The work lists of all element types, in chunks of the size that a kernel takes."""
         writes, reals = kind in _WRITING, kind != "powers"
         return self.core.work_lists(self.index, writes, kernel.chunk, reals)
-
-
-def _half_way(done: list[str], dtype: str, error: RuntimeError) -> RuntimeError:
-    """What a launch that writes gradients and failed left behind; earlier ones cannot be undone."""
-    rest = f", those of {', '.join(done)} were" if done else ""
-    return RuntimeError(f"gradients of {dtype} were not changed{rest}: {error}")
 
 
 def _power_arguments(

@@ -19,9 +19,12 @@ def without_grad(function: Callable[_Arguments, _Result]) -> Callable[_Arguments
 
     @functools.wraps(function)
     def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
-        with torch.set_grad_enabled(False):  # half the time of no_grad()
+        torch._C._set_grad_enabled(False)  # a quarter of the time of a context manager
+        try:
             return function(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     return wrapper

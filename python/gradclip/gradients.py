@@ -1,6 +1,5 @@
 """Gradients, read and planned by the core, with those set apart that torch operations handle."""
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -34,10 +33,10 @@ class Gradients(NamedTuple):
     @property
     def total_dtype(self) -> torch.dtype:
         """float64 when a gradient is float64 or complex128, else float32."""
-        double = self.core.has_double or any(
-            self.tensors[place].dtype in totals.DOUBLE for place in self.reference
-        )
-        return torch.float64 if double else torch.float32
+        if self.core.has_double:
+            return torch.float64
+        others = {self.tensors[place].dtype for place in self.reference}
+        return torch.float32 if totals.DOUBLE.isdisjoint(others) else torch.float64
 
     @property
     def sole_cuda(self) -> int | None:
@@ -86,9 +85,9 @@ def _sorted(
     owned: list[tuple[int, int] | None] | None = None,
 ) -> Gradients:
     tensors = core.tensors
-    fused = os.environ.get("GRADCLIP_FUSED", "1") != "0"
+    fused = _core.is_fused()
     reference = core.foreign if fused else list(range(len(tensors)))
-    served = tuple(core.cuda_devices) if fused else ()
+    served = core.cuda_devices if fused else ()
     if not all(map(cuda.is_served, served)):
         reference, served = sorted((*reference, *core.cuda_places)), ()
     gradients = Gradients(core, tensors, fused, reference, parameters, owned, served)

@@ -12,7 +12,7 @@ DOUBLE = frozenset({torch.float64, torch.complex128})
 
 _EXACT = "_gradclip_float64"
 _FLOAT32_PLACE = 6
-"""Where a result of the kernels holds the total as float32, seen as float32."""
+"""Where a result of the kernels holds the total as float32."""
 
 
 def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
@@ -29,12 +29,14 @@ def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
     """The same from what the kernels wrote (`CudaEngine.totals`), without another launch."""
-    if dtype == torch.float32:
-        total = result.view(torch.float32)[_FLOAT32_PLACE]
-    else:
-        total = result[0].to(dtype)
+    total = result[_FLOAT32_PLACE] if dtype == torch.float32 else total_in(result).to(dtype)
     setattr(total, _EXACT, result)
     return total
+
+
+def total_in(result: Tensor) -> Tensor:
+    """The total in what the kernels wrote: 0-dim, float64."""
+    return result.view(torch.float64)[0]
 
 
 def float64_of(total_norm: float | Tensor) -> float | Tensor:
@@ -46,13 +48,21 @@ def float64_of(total_norm: float | Tensor) -> float | Tensor:
         ValueError: the total is negative and on the host.
     """
     if isinstance(total_norm, Tensor) and total_norm.device.type != "cpu":
-        exact = getattr(total_norm, _EXACT, total_norm).reshape(-1)[0].to(torch.float64)
+        exact = _float64_on_device(total_norm)
         same = exact.to(total_norm.dtype) == total_norm
         return torch.where(same, exact, total_norm.to(torch.float64))
     number = arguments.total(total_norm)
     known = float(getattr(total_norm, _EXACT, number))
     is_same = isinstance(total_norm, Tensor) and _rounded(known, total_norm.dtype) == number
     return known if is_same else number
+
+
+def _float64_on_device(total_norm: Tensor) -> Tensor:
+    known = getattr(total_norm, _EXACT, None)
+    if isinstance(known, Tensor):
+        return total_in(known)
+    value = total_norm.reshape(-1)[0].to(torch.float64)
+    return value if known is None else torch.full_like(value, known)
 
 
 def coefficient(total: float | Tensor, max_norm: float, eps: float) -> float | Tensor:

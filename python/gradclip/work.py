@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from gradclip import _core
 
 SUMS_LENGTH = 144
 EXTREME = 141
 """Place of the extreme key in the sums."""
+
+Space: TypeAlias = tuple[int, int, int, int, int, int]
+"""Addresses of stripes, details, turns, scratch, output and result."""
 
 _STRIPES = 16
 _SCRATCH = 256
@@ -33,12 +35,7 @@ class Stream(NamedTuple):
 
 def current_stream(device: torch.device) -> Stream:
     """The stream that torch works on for a device."""
-    if torch.cuda.current_device() == device.index:
-        is_captured = torch.cuda.is_current_stream_capturing()
-    else:
-        with torch.cuda.device(device):
-            is_captured = torch.cuda.is_current_stream_capturing()
-    return Stream(device, _core.current_stream(device.index), is_captured)
+    return Stream(device, *_core.current_stream(device.index))
 
 
 class Table:
@@ -47,12 +44,10 @@ class Table:
     def __init__(self, listed: _core.WorkList, stream: Stream) -> None:
         self.listed = listed
         self.dtype = listed.dtype
-        self.chunks = listed.chunks
         self.host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
         listed.write_to(self.host.data_ptr(), self.host.numel())
         self.memory = self.host.to(stream.device, non_blocking=True)
-        self.segments = self.memory.data_ptr()
-        self.owners = self.segments + listed.owners_offset
+        self.address = self.memory.data_ptr()
         self.stream = stream.handle
         self.written = None
         if not stream.is_captured:
@@ -118,18 +113,10 @@ class Workspace:
         self._output = self._scratch + _SCRATCH * self._unread.element_size()
         self._result = self._output + SUMS_LENGTH * self._unread.element_size()
 
-    def addresses(
-        self, details: Tensor | None, output: Tensor | None, result: Tensor | None
-    ) -> tuple[int, ...]:
-        """The arguments of a sum from `stripes` to `result`, in the kernels' order."""
-        return (
-            self._zeroed,
-            0 if details is None else details.data_ptr(),
-            self.turns,
-            self._scratch,
-            self._output if output is None else output.data_ptr(),
-            self._result if result is None else result.data_ptr(),
-        )
+    def addresses(self, *, details: int = 0, output: int = 0, result: int = 0) -> Space:
+        """What a sum is told of memory; 0 stands for the workspace's own, or for no details."""
+        turns, scratch = self.turns, self._scratch
+        return self._zeroed, details, turns, scratch, output or self._output, result or self._result
 
     def __enter__(self) -> Workspace:
         return self

@@ -106,6 +106,21 @@ def test_clip_equals_the_cpu_engine(p: float, dtype: torch.dtype) -> None:
         assert torch.equal(bits(tensor.cpu()), bits(wanted))
 
 
+@pytest.mark.parametrize("p", [2.0, 2.5])
+def test_a_clip_in_two_steps_is_the_clip_in_one(p: float) -> None:
+    tensors = [torch.randn(size, device=DEVICE) for size in (5, 4097)]
+    once, copies = [t.clone() for t in tensors], [t.clone() for t in tensors]
+    clipper = gradclip.Clipper(parameters(copies), 1.0, p)
+    gradclip.clip_(parameters(once), 1.0, p)
+    total = gradclip.get_total_norm(tensors, p)
+    gradclip.clip_grads_with_norm_(parameters(tensors), 1.0, total)
+    assert float(clipper.clip_()) == float(total)
+    assert float(clipper.coefficient) < 1
+    for first, second, third in zip(once, tensors, copies, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+
 @pytest.mark.parametrize("dtype", REAL)
 def test_memory_around_views_is_untouched(dtype: torch.dtype) -> None:
     whole = torch.randn(200_000, device=DEVICE).to(dtype)

@@ -41,7 +41,7 @@ def clip_(
     if not state.waits and (engine_ := _device_engine(exchange)):
         result = state.clip_(engine_, exchange.mine, session.plan.transport.device)
         dtype = dtype or (torch.float64 if state.double else torch.float32)
-        return totals.from_result(result, dtype), result[1]
+        return totals.from_result(result.view(torch.float32), dtype), result[1]
     state.waits = True
     total = totals.unscaled(_total(exchange), settings.norm_type, settings.scale)
     coefficient = _core.coefficient(total, settings.max_norm, settings.eps)

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
+use gradclip_core::plan::Device;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -133,11 +134,11 @@ impl Exchange {
     }
 
     /// The stream that torch works on for a device, as the driver's handle; 0 is the default stream.
-    pub fn current_stream(&self, device_type: i32, device_index: i32) -> Option<u64> {
+    pub fn current_stream(&self, device: Device) -> Option<u64> {
         let current = self.table().current_stream?;
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one pointer; the GIL is held by whoever holds an `Exchange` and calls torch.
-        let status = unsafe { current(device_type, device_index, &mut stream) };
+        let status = unsafe { current(device.kind, device.index, &mut stream) };
         if status != 0 {
             // SAFETY: as in `view`.
             unsafe { ffi::PyErr_Clear() };

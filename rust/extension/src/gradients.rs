@@ -99,9 +99,9 @@ impl Gradients {
 
     /// The CUDA devices with fused work, by index, in list order.
     #[getter]
-    fn cuda_devices(&self) -> Vec<i32> {
+    fn cuda_devices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let devices = self.made.plan.devices.iter().map(|device| device.device);
-        devices.filter(|device| device.is_cuda()).map(|device| device.index).collect()
+        PyTuple::new(py, devices.filter(|device| device.is_cuda()).map(|device| device.index).collect::<Vec<_>>())
     }
 
     /// Whether fused work lies on the CPU.

@@ -11,17 +11,13 @@ mod planned;
 mod sums;
 mod tensors;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-
-/// DLPack's device type.
-const CUDA: i32 = 2;
 
 /// Exact gradient norms and clipping: the engines behind `gradclip`.
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use crate::cuda::{Kernel, WorkList, architecture};
+    use crate::cuda::{Kernel, Launches, WorkList, architecture, current_stream};
     #[pymodule_export]
     use crate::gradients::Gradients;
     #[pymodule_export]
@@ -31,11 +27,10 @@ mod _core {
 
     use super::*;
 
-    /// The driver's handle of the stream that torch works on for a CUDA device; 0 is the default stream.
+    /// Whether the engines may run: `GRADCLIP_FUSED=0` leaves everything to torch operations.
     #[pyfunction]
-    fn current_stream(py: Python<'_>, device: i32) -> PyResult<u64> {
-        let stream = crate::dlpack::Exchange::get(py)?.current_stream(CUDA, device);
-        stream.ok_or_else(|| PyRuntimeError::new_err(format!("torch has no current stream for CUDA device {device}")))
+    fn is_fused() -> bool {
+        std::env::var_os("GRADCLIP_FUSED").is_none_or(|said| said != "0")
     }
 
     /// The instruction set that the CPU engine uses on this machine.

@@ -21,6 +21,9 @@ const CAPABILITY_MINOR: c_int = 76;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURING: c_int = 0;
+
 /// A kernel gets more shared memory than this only when it asks.
 const SHARED_WITHOUT_ASKING: u32 = 48 * 1024;
 
@@ -91,6 +94,7 @@ functions! {
     launch_kernel = b"cuLaunchKernel\0": fn(
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
+    stream_capturing = b"cuStreamIsCapturing\0": fn(Handle, *mut c_int);
     error_string = b"cuGetErrorString\0": fn(Status, *mut *const c_char);
 }
 
@@ -248,6 +252,18 @@ impl Entered<'_> {
             driver.check("cuFuncSetAttribute", status)?;
         }
         Ok(Function(function as usize))
+    }
+
+    /// Whether a CUDA graph takes down what is queued on a stream of this context.
+    ///
+    /// # Errors
+    /// The default stream, while a capture forbids its use.
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool, DriverError> {
+        let driver = self.context.driver;
+        let mut status = NOT_CAPTURING;
+        // SAFETY: torch's own handle of a stream; writes one integer.
+        driver.check("cuStreamIsCapturing", unsafe { (driver.stream_capturing)(stream.0 as Handle, &mut status) })?;
+        Ok(status != NOT_CAPTURING)
     }
 
     /// Queues a kernel on a stream.

@@ -1,13 +1,12 @@
 //! A kernel, loaded on a device and launched with the parameters that its image declares.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use thiserror::Error;
 
+use super::device::context;
 use super::driver::{Context, DriverError, Function, Launch, Stream};
 
 /// A compiled kernel on one device.
@@ -27,7 +26,6 @@ pub struct Kernel {
 enum Type {
     Pointer,
     Int32,
-    Int64,
     Double,
 }
 
@@ -37,22 +35,43 @@ impl Type {
         match declaration.rsplit_once(' ')?.0 {
             "void*" => Some(Type::Pointer),
             "int32_t" => Some(Type::Int32),
-            "int64_t" => Some(Type::Int64),
             "double" => Some(Type::Double),
             _ => None,
         }
     }
+}
 
-    /// An argument in the bytes that the driver reads it from.
-    fn pack(self, value: &Bound<'_, PyAny>) -> PyResult<[u8; 8]> {
-        let mut bytes = [0; 8];
+/// What is passed for a parameter.
+#[derive(Clone, Copy, Debug)]
+pub enum Argument {
+    /// An address on the device; 0 where there is none.
+    Pointer(u64),
+    /// A 32-bit integer.
+    Int32(i32),
+    /// A float64.
+    Double(f64),
+}
+
+impl Argument {
+    fn is_of(self, parameter: Type) -> bool {
+        parameter
+            == match self {
+                Argument::Pointer(_) => Type::Pointer,
+                Argument::Int32(_) => Type::Int32,
+                Argument::Double(_) => Type::Double,
+            }
+    }
+
+    /// The bytes that the driver reads it from.
+    fn bytes(self) -> [u8; 8] {
         match self {
-            Type::Pointer => bytes = value.extract::<u64>()?.to_ne_bytes(),
-            Type::Int32 => bytes[..4].copy_from_slice(&value.extract::<i32>()?.to_ne_bytes()),
-            Type::Int64 => bytes = value.extract::<i64>()?.to_ne_bytes(),
-            Type::Double => bytes = value.extract::<f64>()?.to_ne_bytes(),
+            Argument::Pointer(address) => address.to_ne_bytes(),
+            Argument::Double(value) => value.to_ne_bytes(),
+            Argument::Int32(value) => {
+                let [a, b, c, d] = value.to_ne_bytes();
+                [a, b, c, d, 0, 0, 0, 0]
+            }
         }
-        Ok(bytes)
     }
 }
 
@@ -85,56 +104,57 @@ impl Kernel {
         let entry = CString::new(symbol)?;
         let function = context.enter().and_then(|entered| entered.load(code, &entry, shared));
         let most_blocks = context.multiprocessors.saturating_mul(programs);
-        let function = function.map_err(|error| failed(symbol, &error))?;
+        let refused = |source| LaunchError::Refused { kernel: symbol.into(), source };
+        let function = function.map_err(|error| PyRuntimeError::new_err(refused(error).to_string()))?;
         Ok(Kernel { context, function, parameters, threads, shared, most_blocks, name: symbol.into() })
     }
+}
 
-    /// Queues the kernel on a stream (the driver's handle) for `work` pieces of work; `arguments` are numbers and
-    /// addresses, and zeros are passed for the parameters that are left.
+impl Kernel {
+    /// Queues the kernel on a stream for so many pieces of work; nulls are passed for the parameters that are left.
     ///
-    /// Raises `RuntimeError` if the driver refuses, `ValueError` for too many arguments. Nothing runs then.
-    fn launch(&self, stream: u64, work: u32, arguments: &Bound<'_, PyTuple>) -> PyResult<()> {
-        if arguments.len() > self.parameters.len() {
-            let (given, taken) = (arguments.len(), self.parameters.len());
-            return Err(PyValueError::new_err(format!("kernel `{}` takes {taken} arguments, not {given}", self.name)));
+    /// # Errors
+    /// The driver refuses, or the arguments are not what the image declares. Nothing runs then.
+    ///
+    /// # Safety
+    /// What addresses point at must stay valid until the stream has passed the kernel.
+    pub unsafe fn launch(&self, stream: Stream, work: u32, arguments: &[Argument]) -> Result<(), LaunchError> {
+        let fits = |(argument, &parameter): (&Argument, &Type)| argument.is_of(parameter);
+        if arguments.len() > self.parameters.len() || !arguments.iter().zip(&self.parameters).all(fits) {
+            return Err(LaunchError::Arguments { kernel: self.name.clone() });
         }
         let mut values = vec![[0; 8]; self.parameters.len()];
-        for ((value, argument), parameter) in values.iter_mut().zip(arguments.iter_borrowed()).zip(&self.parameters) {
-            *value = parameter.pack(&argument)?;
+        for (value, argument) in values.iter_mut().zip(arguments) {
+            *value = argument.bytes();
         }
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
         let launch = Launch { grid: work.clamp(1, self.most_blocks), threads: self.threads, shared: self.shared };
-        let entered = self.context.enter().map_err(|error| failed(&self.name, &error))?;
-        // SAFETY: the image's own declarations say how the values are packed, and images.py checked them against
-        // what callers pass; callers keep the memory behind addresses until the stream has passed the kernel.
-        let status = unsafe { entered.launch(self.function, launch, Stream(stream), &mut pointers) };
-        status.map_err(|error| failed(&self.name, &error))
+        let launched = self.context.enter().and_then(|entered| {
+            // SAFETY: the values are packed as the image declares them, which was checked above and whose order
+            // manifest.py checked; the memory behind addresses is the caller's contract.
+            unsafe { entered.launch(self.function, launch, stream, &mut pointers) }
+        });
+        launched.map_err(|source| LaunchError::Refused { kernel: self.name.clone(), source })
     }
 }
 
-/// The compute capability of a device as one number: 90 for 9.0.
-///
-/// Raises `RuntimeError` without a driver or such a device.
-#[pyfunction]
-pub fn architecture(device: i32) -> PyResult<u32> {
-    Ok(context(device)?.architecture)
-}
-
-fn context(device: i32) -> PyResult<&'static Context> {
-    static CONTEXTS: OnceLock<Mutex<HashMap<i32, &'static Context>>> = OnceLock::new();
-    let mut contexts = CONTEXTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(context) = contexts.get(&device) {
-        return Ok(context);
-    }
-    let context = Context::of_device(device).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    // Contexts are few and stay as long as the process, as the driver's own do.
-    let context: &'static Context = Box::leak(Box::new(context));
-    contexts.insert(device, context);
-    Ok(context)
-}
-
-fn failed(kernel: &str, error: &DriverError) -> PyErr {
-    PyRuntimeError::new_err(format!("kernel `{kernel}` did not start: {error}"))
+/// Why a kernel did not start.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// The driver refused.
+    #[error("kernel `{kernel}` did not start: {source}")]
+    Refused {
+        /// The kernel.
+        kernel: String,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// Not the parameters that this version passes.
+    #[error("kernel `{kernel}` declares other parameters than are passed; reinstall gradclip")]
+    Arguments {
+        /// The kernel.
+        kernel: String,
+    },
 }
 
 #[cfg(test)]
@@ -146,8 +166,22 @@ mod tests {
         assert_eq!(Type::of("void* segments"), Some(Type::Pointer));
         assert_eq!(Type::of("int32_t chunks"), Some(Type::Int32));
         assert_eq!(Type::of("double eps"), Some(Type::Double));
-        assert_eq!(Type::of("int64_t n"), Some(Type::Int64));
+        assert_eq!(Type::of("int64_t n"), None);
         assert_eq!(Type::of("half x"), None);
         assert_eq!(Type::of("nothing"), None);
+    }
+
+    #[test]
+    fn arguments_are_of_one_type_and_in_the_machine_s_bytes() {
+        for (argument, declared) in [
+            (Argument::Pointer(7), Type::Pointer),
+            (Argument::Int32(7), Type::Int32),
+            (Argument::Double(7.0), Type::Double),
+        ] {
+            let all = [Type::Pointer, Type::Int32, Type::Double];
+            assert_eq!(all.map(|parameter| argument.is_of(parameter)), all.map(|parameter| parameter == declared));
+        }
+        assert_eq!(Argument::Int32(-2).bytes()[..4], (-2i32).to_ne_bytes());
+        assert_eq!(Argument::Double(0.5).bytes(), 0.5f64.to_ne_bytes());
     }
 }

@@ -1,8 +1,12 @@
-//! The CUDA engine's part in Rust: the driver, kernels, and the work lists they walk.
+//! The CUDA engine's part in Rust: the driver, devices, kernels, and the work lists they walk.
 
+mod device;
 mod driver;
 mod kernel;
+mod launches;
 mod work_list;
 
-pub use kernel::{Kernel, architecture};
+pub use device::{architecture, current_stream};
+pub use kernel::Kernel;
+pub use launches::Launches;
 pub use work_list::{WorkList, segments_of, work_lists};

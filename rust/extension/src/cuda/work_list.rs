@@ -20,19 +20,19 @@ pub struct WorkList {
 impl WorkList {
     /// The name of the element type.
     #[getter]
-    fn dtype(&self) -> &'static str {
+    pub fn dtype(&self) -> &'static str {
         self.dtype.name()
     }
 
     /// Number of chunks.
     #[getter]
-    fn chunks(&self) -> usize {
+    pub fn chunks(&self) -> usize {
         self.owners.len()
     }
 
     /// Bytes of the segments; the owners follow them.
     #[getter]
-    fn owners_offset(&self) -> usize {
+    pub fn owners_offset(&self) -> usize {
         size_of_val(self.segments.as_slice())
     }
 
