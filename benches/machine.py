@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from gradclip import _core
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,7 +24,7 @@ def description() -> dict[str, str | int]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": _core.instruction_set(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
     }

@@ -141,20 +141,32 @@ def _extremes(kind, number, dtype):
     return Entry(f"{kind}_{dtype}", extremes, signature, constants, warps=1, programs=32)
 
 
+class Writer(NamedTuple):
+    """How a program of a kernel that writes walks its pieces."""
+
+    warps: int
+    tile_bytes: int
+    ahead: int
+    programs: int
+    registers: int | None = None
+
+
+WRITERS = {2: Writer(1, 256, 8, 24), 4: Writer(4, 2048, 2, 8, 32), 8: Writer(4, 2048, 2, 8, 32)}
+"""Bytes of an element -> what writes fastest."""
+
+
 def _change(kernel, argument, dtype):
     item = DTYPES[dtype].primitive_bitwidth // 8
-    warps, room, ahead, programs, registers = (
-        (1, 256, 8, 24, None) if item == 2 else (4, 2048, 2, 8, 32)
-    )
+    writer = WRITERS[item]
     constants = {
         "DTYPE": DTYPES[dtype],
-        "TILE": room // item,
-        "AHEAD": ahead,
+        "TILE": writer.tile_bytes // item,
+        "AHEAD": writer.ahead,
         "PARTS": CHUNK * item // PIECE_BYTES,
     }
     signature = WORK_LIST | argument | {"turns": "*i32", "chunks": "i32"}
-    name = f"{kernel.__name__}_{dtype}"
-    return Entry(name, kernel, signature, constants, warps, programs, registers)
+    name, warps, programs = f"{kernel.__name__}_{dtype}", writer.warps, writer.programs
+    return Entry(name, kernel, signature, constants, warps, programs, writer.registers)
 
 
 def _powers(name, dtype, is_complex):

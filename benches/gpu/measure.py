@@ -45,11 +45,12 @@ def wall_ms(call: Call, rounds: int = 9) -> float:
 
 
 def host_us(call: Call) -> float:
-    """Microseconds of a call among others of its kind, the device far behind.
+    """Microseconds of a call in a row of its kind, the device far behind.
 
-    The best of several rounds, since neighbours on the machine only add.
+    The best of several rows, since neighbours on the machine only add; rows so long that the first
+    call, whose caches are cold (`first_host_us`), weighs little.
     """
-    return 1e6 * min(_host_seconds(call, calls=20, rounds=15))
+    return 1e6 * min(_host_seconds(call, calls=100, rounds=9))
 
 
 def first_host_us(call: Call) -> float:

@@ -110,7 +110,7 @@ def scale_(gradients: Gradients, factor: float | Tensor) -> None:
 
 
 def _scale_on_devices(gradients: Gradients, factor: float | Tensor) -> None:
-    engines = _prepared(gradients, "scale")
+    engines = _ready_engines(gradients, "scale")
     factors = [_on(factor, engine.device) for engine in engines]
     for place in gradients.reference:
         tensor = gradients.tensors[place]
@@ -120,7 +120,7 @@ def _scale_on_devices(gradients: Gradients, factor: float | Tensor) -> None:
     written(gradients)
 
 
-def _prepared(gradients: Gradients, kind: str) -> list[cuda.CudaEngine]:
+def _ready_engines(gradients: Gradients, kind: str) -> list[cuda.CudaEngine]:
     """The engines of all devices, with all that a change could lack before the first write."""
     engines = [cuda.CudaEngine(gradients.core, device) for device in gradients.cuda]
     for engine in engines:
@@ -137,7 +137,7 @@ def _on(factor: float | Tensor, device: torch.device) -> Tensor:
 
 def clamp_(gradients: Gradients, limit: float) -> None:
     """Limits every element of all gradients to [-limit, limit] in place."""
-    engines = _prepared(gradients, "clamp")
+    engines = _ready_engines(gradients, "clamp")
     for place in gradients.reference:
         reference.clamp_(gradients.tensors[place], limit)
     for engine in engines:

@@ -98,6 +98,14 @@ class TestValues:
         values[2500] = torch.finfo(dtype).smallest_normal / 4
         check([values], p)
 
+    def test_no_small_one_loses_a_bit(self, p: int, dtype: torch.dtype) -> None:
+        """Beside ones that fix the window, an odd significand at every depth below it."""
+        depths = range(10, 72) if dtype != torch.float16 else range(14)
+        values = torch.ones(len(depths), 300, dtype=dtype)
+        for row, depth in zip(values, depths, strict=True):
+            row[290] = (1 + torch.finfo(dtype).eps) * 2.0**-depth
+        check([*values], p)
+
     def test_subnormals(self, p: int, dtype: torch.dtype) -> None:
         info = torch.finfo(dtype)
         step = info.smallest_normal * info.eps

@@ -62,12 +62,6 @@ def group_ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def groups_with_ranks(ranks: frozenset[int]) -> list[dist.ProcessGroup]:
-    """The process groups already made whose members are just `ranks`, oldest first."""
-    known: dict[Any, Any] = dict(dist.distributed_c10d._world.pg_group_ranks)
-    return [group for group, members in known.items() if frozenset(members) == ranks]
-
-
 def backends(group: dist.ProcessGroup) -> dict[str, str]:
     """Which backend `group` uses for each device type, such as {"cpu": "gloo", "cuda": "nccl"}."""
     config = dist.get_backend_config(group)

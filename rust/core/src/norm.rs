@@ -67,11 +67,6 @@ impl NormKind {
         }
     }
 
-    /// Whether terms are float64 powers that may leave float64's range.
-    pub fn is_power(self) -> bool {
-        matches!(self, NormKind::Power(_) | NormKind::Real(_))
-    }
-
     /// The kind whose extreme magnitude leads the sum of powers: the largest for p > 0, the smallest for p < 0.
     pub fn leading(self) -> NormKind {
         if self.p() < 0.0 { NormKind::Min } else { NormKind::Max }

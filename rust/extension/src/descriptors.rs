@@ -65,7 +65,7 @@ pub struct Descriptors {
 
 impl Descriptors {
     /// Takes the next one if it is the next one of a known plan, which has its memory once; whether it is.
-    pub fn follow(&mut self, seen: &Seen<'_>) -> bool {
+    pub fn take_if_next(&mut self, seen: &Seen<'_>) -> bool {
         let has_memory = (seen.device.is_cpu() || seen.device.is_cuda()) && !seen.sizes.contains(&0);
         let follows = has_memory && self.is_next(seen);
         self.count += usize::from(follows);

@@ -90,7 +90,7 @@ fn read<'py>(
             continue;
         }
         let may_follow = met.none_twice && is_steady && reader.plain.is(&object);
-        let known = if may_follow { reader.follows(&tensor, owned(position)) } else { Some(false) };
+        let known = if may_follow { reader.take_if_next(&tensor, owned(position)) } else { Some(false) };
         if known == Some(true) {
             reader.push(position, tensor, true);
         } else if met.is_first(objects, position, &object) {
@@ -160,12 +160,12 @@ impl<'py> Reader<'py> {
         self.read.tensors.push(tensor);
     }
 
-    /// Whether a tensor is the next one of the plan that all before it followed; nothing is noted otherwise. `None` for
-    /// one without memory to plan.
-    fn follows(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> Option<bool> {
+    /// Takes a tensor if it is the next one of the plan that all before it followed; whether it is. `None` for one without
+    /// memory to plan.
+    fn take_if_next(&mut self, tensor: &Bound<'py, PyAny>, owned: Option<Range<u64>>) -> Option<bool> {
         let look = |view: View<'_>, descriptors: &mut Descriptors| {
             let dtype = dtype_of(&view).ok().flatten();
-            dtype.is_some_and(|dtype| descriptors.follow(&seen(dtype, &view, owned)))
+            dtype.is_some_and(|dtype| descriptors.take_if_next(&seen(dtype, &view, owned)))
         };
         self.view(tensor, look)
     }

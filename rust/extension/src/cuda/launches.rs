@@ -85,7 +85,7 @@ impl Launches {
 impl Launch {
     fn over(kernel: Py<Kernel>, parts: u32, list: &WorkList, address: u64) -> Self {
         let owners = address + list.owners_offset() as u64;
-        let chunks = list.chunks() as i32; // a work list numbers them in 32 bits
+        let chunks = list.chunks();
         let work = chunks.unsigned_abs().saturating_mul(parts);
         Launch { kernel, dtype: list.dtype(), segments: address, owners, chunks, work }
     }

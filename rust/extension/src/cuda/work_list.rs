@@ -24,18 +24,6 @@ impl WorkList {
         self.dtype.name()
     }
 
-    /// Number of chunks.
-    #[getter]
-    pub fn chunks(&self) -> usize {
-        self.owners.len()
-    }
-
-    /// Bytes of the segments; the owners follow them.
-    #[getter]
-    pub fn owners_offset(&self) -> usize {
-        size_of_val(self.segments.as_slice())
-    }
-
     /// Bytes of the list.
     #[getter]
     fn size(&self) -> usize {
@@ -105,6 +93,16 @@ fn as_reals(segment: &Segment) -> Segment {
 }
 
 impl WorkList {
+    /// Number of chunks, which fits 32 bits.
+    pub fn chunks(&self) -> i32 {
+        self.owners.len() as i32
+    }
+
+    /// Bytes of the segments; the owners follow them.
+    pub fn owners_offset(&self) -> usize {
+        size_of_val(self.segments.as_slice())
+    }
+
     fn push(&mut self, segment: &Segment, chunk: u64) -> PyResult<()> {
         let (layout, cut) = (segment.layout, segment.cut(chunk));
         let owner = i32::try_from(self.segments.len() / FIELDS);
