@@ -24,6 +24,12 @@ def mesh(*shape: int, names: str | None = None) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=labels)
 
 
+def gradients(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """The same Gaussian gradients on every rank."""
+    made = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=made).to(dtype) for shape in shapes]
+
+
 def parameter(
     full: torch.Tensor, on: DeviceMesh | None = None, *where: Placement
 ) -> torch.nn.Parameter:
@@ -126,3 +132,18 @@ def check_clip(
     narrow = any(t.dtype in (torch.bfloat16, torch.float16) for t in full)
     assert after.item() <= limit * (1 + 2**-8 if narrow else 1), (after.item(), limit)
     return float(total)
+
+
+def again(owners: Sequence[Any], check: Callable[[float], object]) -> None:
+    """Runs a check for each norm type on the same gradients."""
+    kept = [local(owner).clone() for owner in owners]
+    for norm_type in NORM_TYPES:
+        check(norm_type)
+        for owner, values in zip(owners, kept, strict=True):
+            local(owner).copy_(values)
+
+
+def check_model(owners: Sequence[Any], buckets: int = 0, **sharding: Any) -> None:
+    """`check_clip` of a model for each norm type."""
+    full = [whole(owner) for owner in owners]
+    again(owners, lambda p: check_clip(owners, full, p, buckets=buckets, **sharding))
