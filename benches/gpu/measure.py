@@ -2,9 +2,7 @@
 
 import os
 import time
-import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from statistics import median
 
 import torch
@@ -17,78 +15,91 @@ HEAD_START = 20_000_000
 
 def device_ms(call: Call, rounds: int = 7) -> float:
     """Median milliseconds that the device works on a call."""
-    call()
-    times: list[float] = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(HEAD_START)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return median(times)
+    return in_turns({"": call}, _device_ms, rounds)[""]
 
 
-def wall_ms(call: Call, rounds: int = 9) -> float:
-    """Median milliseconds from the call until the device has done it."""
-    call()
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+def device_ms_of(calls: dict[str, Call]) -> dict[str, float]:
+    """`device_ms` of each call, in turns: what slows the device for a while slows all of them."""
+    return in_turns(calls, _device_ms, 11)
+
+
+def wall_ms_of(calls: dict[str, Call]) -> dict[str, float]:
+    """Median milliseconds from a call until the device has done it, in turns."""
+    return in_turns(calls, _wall_ms, 9)
+
+
+def in_turns(
+    calls: dict[str, Call], clock: Callable[[Call], float], rounds: int
+) -> dict[str, float]:
+    """The median of what a clock shows for each call, after one call that does not count."""
+    for call in calls.values():
         call()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return 1e3 * median(times)
+    times = [{name: clock(call) for name, call in calls.items()} for _ in range(rounds)]
+    return {name: median(turn[name] for turn in times) for name in calls}
+
+
+def _device_ms(call: Call) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(HEAD_START)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _wall_ms(call: Call) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def host_us(call: Call) -> float:
     """Microseconds of a call in a row of its kind, the device far behind.
 
-    The best of several rows, since neighbours on the machine only add; rows so long that the first
-    call, whose caches are cold (`first_host_us`), weighs little.
+    The best of a row on each core, since neighbours on the machine only add.
     """
-    return 1e6 * min(_host_seconds(call, calls=100, rounds=9))
+    return 1e6 * min(_row_seconds(call) for _ in each_core())
 
 
 def first_host_us(call: Call) -> float:
     """Median microseconds of a call after the host waited: its caches hold little of the list."""
-    return 1e6 * median(_host_seconds(call, calls=1, rounds=25))
-
-
-def _host_seconds(call: Call, calls: int, rounds: int) -> list[float]:
-    call()
     times = []
-    with quietest_core():
-        for _ in range(rounds):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            times.append((time.perf_counter() - start) / calls)
+    for _ in range(25):
+        torch.cuda.synchronize()
+        times.append(_seconds(call, 1))
+    return 1e6 * median(times)
+
+
+def _row_seconds(call: Call) -> float:
+    """Seconds of a call among a hundred; those before it brought the list into the caches."""
     torch.cuda.synchronize()
-    return times
+    _seconds(call, 10)
+    return _seconds(call, 100) / 100
 
 
-@contextmanager
-def quietest_core() -> Iterator[None]:
-    """Stays on the core that is quickest now: neighbours on a shared one double the time."""
+def _seconds(call: Call, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - start
+
+
+def each_core() -> Iterator[None]:
+    """Stays on each core in turn; a few rounds anywhere where there is no choice."""
     if not hasattr(os, "sched_setaffinity"):
-        yield
+        yield from (None for _ in range(9))
         return
     allowed = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, {min(allowed, key=_loop_seconds)})
-        yield
+        for core in sorted(allowed):
+            os.sched_setaffinity(0, {core})
+            yield
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-def _loop_seconds(core: int) -> float:
-    os.sched_setaffinity(0, {core})
-    return median(timeit.repeat("sum(range(10_000))", number=1, repeat=9))
 
 
 def launches(call: Call) -> int:
