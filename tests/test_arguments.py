@@ -198,6 +198,21 @@ def test_entries_that_are_no_tensors(call: Call) -> None:
     assert gradient_of(good[0]).tolist() == [3.0, 4.0]
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("bad", [None, 1, torch.nn.Linear])
+def test_what_is_no_list(call: Call, bad: Any) -> None:
+    with pytest.raises(TypeError, match=f"`parameters` is {bad!r}; expected a Module"):
+        call(bad)
+
+
+def test_a_module_is_not_scaled() -> None:
+    module = torch.nn.Linear(1, 1)
+    before = [weight.clone() for weight in module.parameters()]
+    with pytest.raises(TypeError, match="`tensors` is a Linear, whose weights"):
+        gradclip.scale_(module, 0.5)
+    assert all(map(torch.equal, module.parameters(), before))
+
+
 def test_a_missing_attribute_is_no_missing_gradient() -> None:
     owners = ordinary()
     with pytest.raises((AttributeError, ValueError), match="main_gard"):
@@ -213,7 +228,7 @@ def test_complex_values_have_no_order(route: str) -> None:
 
 @pytest.mark.parametrize("entry", [("a", 1.0), ("a", None)])
 def test_pairs_without_tensors(entry: tuple[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"`parameters` holds .* at position 0"):
+    with pytest.raises(TypeError, match=r"`parameters` holds .* at position 0 as `a`"):
         gradclip.clip_([entry], 1.0)
 
 

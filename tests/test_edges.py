@@ -164,7 +164,7 @@ def spent() -> Iterator[torch.nn.Parameter]:
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, -1.0, math.inf, -math.inf])
 def test_nothing_to_clip_is_zero_and_a_warning(p: float, route: str) -> None:
     for nothing in ([], spent(), [torch.nn.Parameter(torch.ones(2))], torch.nn.Identity()):
-        with pytest.warns(UserWarning, match="clipped|clip_") as caught:
+        with pytest.warns(UserWarning, match="no gradient is read|clip_") as caught:
             norm = gradclip.clip_(nothing, 1.0, p)
         assert (norm.item(), norm.dim(), norm.dtype) == (0.0, 0, torch.float32)
         assert caught[0].filename == __file__
@@ -345,6 +345,21 @@ def test_a_module_a_tensor_and_named_pairs(route: str) -> None:
 def test_meta_gradients_have_a_meta_norm(route: str) -> None:
     norm = gradclip.clip_([parameter(torch.zeros(3, 4, device="meta"))], 1.0)
     assert (norm.device.type, norm.dim()) == ("meta", 0)
+
+
+def test_a_clipper_remembers_its_last_clip(route: str) -> None:
+    owner = parameter(torch.tensor([3.0, 4.0]))
+    clipper = gradclip.Clipper([owner], 2.5, eps=0.0, error_if_nonfinite=True)
+    clipper.clip_().zero_()
+    assert clipper.coefficient == 0.5
+    clipper.max_norm = 5.0
+    gradient_of(owner).fill_(math.nan)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        clipper.clip_()
+    assert clipper.coefficient == 0.5
+    gradient_of(owner).copy_(torch.tensor([24.0, 32.0]))
+    assert clipper.clip_(scale=4.0).item() == 10.0
+    assert (clipper.coefficient, gradient_of(owner).tolist()) == (0.5, [3.0, 4.0])
 
 
 def test_a_total_off_the_host_is_taken_back(route: str) -> None:

@@ -78,9 +78,52 @@ def test_fake_among_real() -> None:
     dense = torch.tensor([3.0, 4.0])
     with FakeTensorMode():
         fake = torch.ones(2)
-    with pytest.raises(TypeError, match="parameter 1 is a fake tensor among real ones"):
+    with pytest.raises(TypeError, match="parameter 1 is a fake tensor among others"):
         gradclip.clip_([owner(dense), owner(fake)], 1.0, grad="main_grad")
     assert dense.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("first", ["meta", "cpu"])
+def test_meta_among_real(first: str) -> None:
+    """A meta gradient has no values: it would count as zeros."""
+    dense = torch.tensor([3.0, 4.0])
+    owners = [owner(dense), owner(torch.ones(2, device="meta"))]
+    if first == "meta":
+        owners.reverse()
+    with pytest.raises(TypeError, match="is a meta tensor among others"):
+        gradclip.clip_(owners, 1.0, grad="main_grad")
+    assert dense.tolist() == [3.0, 4.0]
+
+
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "remedy"),
+    [
+        (quantized, torch.Tensor.dequantize),
+        (lambda: torch.ones(2, dtype=torch.complex32), lambda g: g.to(torch.complex64)),
+        (lambda: torch.eye(2).to_sparse_csr(), torch.Tensor.to_sparse_coo),
+        (lambda: torch.ones(2, 2).to_mkldnn(), torch.Tensor.to_dense),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+            lambda g: g.to_padded_tensor(0.0),
+        ),
+    ],
+    ids=["quantized", "complex32", "csr", "mkldnn", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_remedy_that_is_named_helps(
+    gradient: Callable[[], torch.Tensor], remedy: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    found = gradient()
+    with pytest.raises(TypeError, match="gradient of parameter 0") as refusal:
+        gradclip.clip_([owner(found)], 1.0, grad="main_grad")
+    named = str(refusal.value).rsplit("`", 2)[1]
+    made: torch.Tensor = eval(f"found{named}", {"torch": torch, "found": found})
+    assert torch.equal(made.to_dense(), remedy(found).to_dense())
+    assert gradclip.clip_([owner(made)], 1.0, grad="main_grad").isfinite()
 
 
 def test_repeated_indices_of_sparse_float8() -> None:

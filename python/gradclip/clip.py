@@ -37,8 +37,9 @@ def clip_(
     """Clips gradients in place so that their total norm is at most `max_norm`.
 
     The gradients of all parameters count as one vector. Its norm is the correctly rounded exact
-    value for p in {0, 1, 2, inf, -inf}, so its bits depend on nothing but the elements. Gradients
-    are multiplied by min(1, max_norm / (total + eps)); nothing is written when that is 1.
+    value for p in {0, 1, 2, inf, -inf} (but for p = 1 of complex gradients, whose magnitudes are
+    rounded first), so its bits depend on nothing but the elements. Gradients are multiplied by
+    min(1, max_norm / (total + eps)); nothing is written when that is 1.
 
     Args:
         parameters: a Module, a tensor, an iterable of tensors (walked once), or of (name, tensor)
@@ -47,14 +48,15 @@ def clip_(
             or sparse COO. A parameter listed twice counts once.
         max_norm: the limit, >= 0; inf never changes a gradient.
         norm_type: the p of the p-norm, (sum |x|^p)^(1/p); 0 counts non-zero elements; inf and -inf
-            take the largest and the smallest magnitude.
-        error_if_nonfinite: raise instead of scaling when the total is NaN or infinite.
+            take the largest and the smallest magnitude (0 of no elements). A NaN element makes
+            every norm NaN.
+        error_if_nonfinite: raise instead of scaling when the float64 total is NaN or infinite.
         dtype: of the returned norm; by default float32, or float64 when a gradient is float64 or
             complex128.
         eps: added to the total in the coefficient; torch's 1e-6 by default, 0 gives the
             mathematical coefficient.
         scale: a loss scale, > 0: gradients are divided by it in the same pass, and norm and result
-            are those of the unscaled gradients.
+            are those of the unscaled gradients: the exact norm, rounded, over the scale.
         grad: the attribute that holds a parameter's gradient.
         **sharding: over ranks: group, reduce, plain, distinct_dims, replicas and check_replicas,
             as `gradclip.sharding.Sharding` describes them. DTensors are clipped over all ranks
@@ -230,7 +232,10 @@ def _refuse_non_finite(total: float, settings: Settings) -> None:
 def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
     """The total norm of parameters of which none has a gradient: 0, with a warning."""
     if given.tensors:
-        warn("no parameter has a gradient: nothing is clipped; call clip_ after backward()")
+        warn(
+            "no parameter has a gradient: nothing is clipped; call clip_ after backward(), and "
+            "pass parameters rather than gradients"
+        )
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
 
 

@@ -36,9 +36,10 @@ class Clipper:
 
     Attributes:
         max_norm: the limit of the next clip; may be changed between steps, on all ranks alike.
-        total_norm: what the last clip returned; None before the first.
-        coefficient: what the last clip multiplied gradients by, 1 when it left them alone; a 0-dim
-            tensor where the clip ran on a device without waiting for it.
+        total_norm: what the last `clip_()` returned; None before the first.
+        coefficient: its clip coefficient, min(1, max_norm / (total_norm + eps)); gradients were
+            multiplied by this over the loss scale. A 0-dim tensor where the clip ran on a device
+            without waiting for it.
     """
 
     def __init__(
@@ -81,15 +82,15 @@ class Clipper:
                 self._session, self._given, settings, self.dtype
             )
             return self.total_norm
-        self._coefficient, self._limit = None, max_norm
         self.total_norm = self._clip_alone(settings)
+        self._coefficient, self._limit = None, max_norm
         return self.total_norm
 
     @property
     def coefficient(self) -> float | Tensor:
-        """What the last clip multiplied gradients by; worked out when it is asked for."""
+        """The clip coefficient of the last clip; worked out when it is asked for."""
         if self._coefficient is None and self.total_norm is not None:
-            total = totals.float64_of(self.total_norm)
+            total = totals.remembered(self.total_norm)
             self._coefficient = totals.coefficient(total, self._limit, self.eps)
         return 1.0 if self._coefficient is None else self._coefficient
 
@@ -116,7 +117,7 @@ class Clipper:
         """`clip_()`, in the form in which trainers call a clipping function.
 
         Other parameters or another limit are taken for this call alone, with this clipper's norm
-        type and declarations.
+        type and declarations; its attributes keep what they were.
         """
         if parameters is None and max_norm is None:
             return self.clip_()

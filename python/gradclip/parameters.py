@@ -3,7 +3,7 @@
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -44,25 +44,42 @@ def listed(parameters: ParametersLike) -> Parameters:
     An iterable is walked once. An empty one warns, as a spent generator clips nothing.
 
     Raises:
-        TypeError: an entry is no tensor.
+        TypeError: nothing of that kind, or an entry is no tensor.
     """
     if isinstance(parameters, Tensor):
         return Parameters.of((parameters,))
+    given = parameters
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
-    spent = isinstance(parameters, types.GeneratorType)
-    entries: tuple[Any, ...] = tuple(parameters)
+    entries: tuple[Any, ...] = tuple(_walk(parameters))
     if not entries:
-        kind = "a spent or empty generator" if spent else "empty"
-        warn(f"`parameters` is {kind}: no gradient is clipped; pass model.parameters() anew")
+        warn(_nothing_in(given))
         return Parameters.of(())
     names = None
     if isinstance(entries[0], tuple):
         names, entries = _unzipped(entries)
     found = Parameters.of(entries, names)
     if not found.are_plain:
-        _refuse_others(entries)
+        _refuse_others(found)
     return found
+
+
+def _walk(parameters: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(parameters)
+    except TypeError as error:
+        raise TypeError(
+            f"`parameters` is {parameters!r:.80}; expected a Module, a tensor, or an iterable of "
+            "tensors or of (name, tensor) pairs, such as model.named_parameters()"
+        ) from error
+
+
+def _nothing_in(given: object) -> str:
+    if isinstance(given, nn.Module):
+        return f"{type(given).__name__} has no parameters: no gradient is read"
+    if isinstance(given, types.GeneratorType):
+        return "a spent or empty generator: no gradient is read; pass model.parameters() anew"
+    return f"an empty {type(given).__name__}: no gradient is read"
 
 
 def _unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
@@ -82,12 +99,14 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=_frames_inside())
 
 
-def _refuse_others(entries: tuple[object, ...]) -> None:
+def _refuse_others(given: Parameters) -> None:
+    entries: tuple[object, ...] = given.tensors
     for position, entry in enumerate(entries):
         if not isinstance(entry, Tensor):
+            where = f" as {given.name(position)}" if given.names else ""
             raise TypeError(
-                f"`parameters` holds {type(entry).__name__} at position {position}; expected "
-                "tensors, (name, tensor) pairs or a Module"
+                f"`parameters` holds {type(entry).__name__} at position {position}{where}; "
+                "expected tensors, (name, tensor) pairs or a Module"
             )
 
 

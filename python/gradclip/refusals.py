@@ -44,7 +44,7 @@ def check(
     """
     for place in reference:
         _check_kind(tensors[place], name(place))
-    _check_fakes(tensors, reference, name)
+    _check_values(tensors, reference, name)
     for place in unplanned:
         _check_own_memory(tensors[place], name(place))
     if unplanned:
@@ -58,14 +58,15 @@ def _check_kind(tensor: Tensor, name: str) -> None:
         )
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         raise TypeError(
-            f"gradient of {name} is {tensor.dtype}; expected a floating or complex dtype, so "
-            "convert it, for instance by `.float()`"
+            f"gradient of {name} is {tensor.dtype}; expected a floating or complex dtype (float16, "
+            "bfloat16, float32, float64, complex64, complex128, a float8 with a fraction), so "
+            f"convert it, for instance by `{_other_dtype(tensor)}`"
         )
     if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
         layout = "nested" if tensor.is_nested else tensor.layout
         raise TypeError(
             f"gradient of {name} has layout {layout}; expected strided or sparse COO, so convert "
-            "it, for instance by `.to_sparse_coo()`"
+            f"it, for instance by `{_other_layout(tensor)}`"
         )
     if hasattr(tensor, "device_mesh"):
         raise TypeError(
@@ -84,12 +85,31 @@ def _check_kind(tensor: Tensor, name: str) -> None:
         )
 
 
-def _check_fakes(tensors: Sequence[Tensor], reference: Sequence[int], name: Name) -> None:
-    fakes = [place for place in reference if is_fake(tensors[place])]
-    if fakes and len(fakes) < len(tensors):
-        raise TypeError(
-            f"gradient of {name(fakes[0])} is a fake tensor among real ones; pass either kind alone"
-        )
+def _other_dtype(tensor: Tensor) -> str:
+    if tensor.is_quantized:
+        return ".dequantize()"
+    return ".to(torch.complex64)" if tensor.is_complex() else ".float()"
+
+
+def _other_layout(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return ".to_padded_tensor(0.0)"
+    return ".to_dense()" if tensor.is_mkldnn else ".to_sparse_coo()"
+
+
+def _check_values(tensors: Sequence[Tensor], reference: Sequence[int], name: Name) -> None:
+    """Refuses tensors without values among others: they would count as zeros."""
+    for kind, is_one in (("fake", is_fake), ("meta", _is_meta)):
+        places = [place for place in reference if is_one(tensors[place])]
+        if places and len(places) < len(tensors):
+            raise TypeError(
+                f"gradient of {name(places[0])} is a {kind} tensor among others; pass either kind "
+                "alone"
+            )
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    return tensor.device.type == "meta" and not is_fake(tensor)
 
 
 def _check_own_memory(tensor: Tensor, name: str) -> None:

@@ -34,6 +34,12 @@ def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
+def remembered(total_norm: Tensor) -> float | Tensor:
+    """The float64 that a total norm was rounded from, whatever was done to the tensor since."""
+    known = getattr(total_norm, _EXACT, 0.0)  # 0 where there was no gradient
+    return total_in(known) if isinstance(known, Tensor) else float(known)
+
+
 def total_in(result: Tensor) -> Tensor:
     """The total in what the kernels wrote: 0-dim, float64."""
     return result.view(torch.float64)[0]

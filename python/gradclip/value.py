@@ -64,6 +64,12 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
 
     Raises:
         ValueError: a coefficient with more than one element, tensors that overlap.
-        TypeError: a tensor that is integer, boolean or quantized.
+        TypeError: a Module, whose weights would be scaled, or a tensor that is integer, boolean or
+            quantized.
     """
+    if isinstance(tensors, torch.nn.Module):
+        raise TypeError(
+            f"`tensors` is a {type(tensors).__name__}, whose weights would be scaled; pass "
+            "gradients, or model.parameters() if weights are meant"
+        )
     engine.scale_(local_gradients(listed(tensors), None), arguments.coefficient(coefficient))

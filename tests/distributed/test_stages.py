@@ -74,7 +74,7 @@ def empty_stage(rank: int) -> None:
         assert total.item() == expected
 
 
-@pytest.mark.filterwarnings("ignore:`parameters` is empty")
+@pytest.mark.filterwarnings("ignore:an empty list")
 def test_a_stage_without_parameters_takes_part(four: World) -> None:
     four.run(empty_stage)
 
@@ -138,7 +138,7 @@ def four_experts(rank: int) -> None:
         assert total.item() == math.sqrt(30)
 
 
-@pytest.mark.filterwarnings("ignore:`parameters` is empty")
+@pytest.mark.filterwarnings("ignore:an empty list")
 def test_four_experts_wherever_they_live(two: World) -> None:
     two.run(four_experts)
 
