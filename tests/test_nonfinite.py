@@ -75,6 +75,22 @@ def test_the_error_comes_before_any_write(
     )
 
 
+@pytest.mark.parametrize("bad", BAD)
+def test_the_error_names_the_gradient(bad: float, route: str) -> None:
+    good, wrong = parameters([torch.ones(3), torch.tensor([3.0, bad])])
+    kind = "NaN" if math.isnan(bad) else "an infinity"
+    with pytest.raises(RuntimeError, match=f"the gradient of `b.weight` holds {kind}"):
+        gradclip.clip_([("a", good), ("b.weight", wrong)], 1.0, error_if_nonfinite=True)
+    with pytest.raises(RuntimeError, match=f"the gradient of parameter 1 holds {kind}"):
+        gradclip.get_total_norm(map(gradient_of, (good, wrong)), error_if_nonfinite=True)
+
+
+def test_no_gradient_is_blamed_for_a_sum_that_is_too_large(route: str) -> None:
+    owner = parameters([torch.full((4,), 1e308, dtype=torch.float64)])
+    with pytest.raises(RuntimeError, match=r"cannot be clipped\. To disable"):
+        gradclip.clip_(owner, 1.0, 1.0, error_if_nonfinite=True)
+
+
 def test_a_good_step_after_a_bad_one() -> None:
     owners = parameters([torch.tensor([3.0, math.nan]), torch.tensor([1.0])])
     assert math.isnan(gradclip.clip_(owners, 1.0))

@@ -117,7 +117,7 @@ def total_and_factor(
     """
     exact = engine.total(found, settings.norm_type)
     total = totals.unscaled(exact, settings.norm_type, settings.scale)
-    _refuse_non_finite(total, settings)
+    _refuse_non_finite(total, settings, found)
     clip = _core.coefficient(total, settings.max_norm, settings.eps)
     factor = _core.unscaled(clip, settings.scale)
     return totals.tensor_of(total, dtype or found.total_dtype, found.device), factor
@@ -216,17 +216,27 @@ def _on_device(
 ) -> Tensor:
     """The total from what the kernels wrote; the host reads it only if it must be finite."""
     if settings.error_if_nonfinite:
-        _refuse_non_finite(float(totals.total_in(written)), settings)
+        _refuse_non_finite(float(totals.total_in(written)), settings, found)
     return totals.from_result(written, dtype or found.total_dtype)
 
 
-def _refuse_non_finite(total: float, settings: Settings) -> None:
+def _refuse_non_finite(total: float, settings: Settings, found: Gradients) -> None:
     if settings.error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(
             f"The total norm of order {settings.norm_type} for gradients from `parameters` is "
-            "non-finite, so it cannot be clipped. To disable this error and scale the gradients by "
-            "the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"non-finite, so it cannot be clipped{_culprit(found)}. To disable this error and "
+            "scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
         )
+
+
+def _culprit(found: Gradients) -> str:
+    """The first gradient that is not finite; a sum of finite ones may be too large, too."""
+    for place, sums in enumerate(engine.sums_each(found, math.inf)):
+        norm = sums.total(math.inf)
+        if norm is not None and not math.isfinite(norm):
+            kind = "NaN" if math.isnan(norm) else "an infinity"
+            return f": the gradient of {found.name(place)} holds {kind}"
+    return ""
 
 
 def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
