@@ -8,7 +8,8 @@ from gradclip import images
 
 NONE = (
     "no kernel images in this installation: CUDA gradients need an installed Triton, or take the "
-    "reference path; wheels have them, in a checkout `python -m kernels.ahead_of_time` makes them"
+    "reference path; `pip install .` on Linux brings them (without `-C images=no`), and in a "
+    "checkout `python -m kernels.ahead_of_time` makes them"
 )
 
 
