@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from gradclip import totals
 from gradclip.parameters import ParametersLike
@@ -154,9 +155,10 @@ def _fake_total_and_factor(gradients: list[Tensor], *arguments: Any) -> tuple[Te
 
 
 def _define(schema: str, run: Any, fake: Any) -> None:
+    """Where the graph breaks, as at sparse tensors, `run` is called outside of it; not traced."""
     name = schema.split("(")[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, _disable_dynamo(run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"gradclip::{name}", fake, lib=_LIBRARY)
 
 
