@@ -166,11 +166,25 @@ def test_sparse_gradients_break_the_graph(backend: str, call: Call) -> None:
         assert oracle.same_bits(gradient_of(ours), gradient_of(other))
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_error_for_values_of_complex_gradients(backend: str, fullgraph: bool) -> None:
+    owners = parameters([torch.tensor([3.0]), torch.tensor([3j])])
+    clamp = torch.compile(
+        lambda o: gradclip.clip_grad_value_(o, 1.0), backend=backend, fullgraph=fullgraph
+    )
+    with pytest.raises(TypeError, match=r"parameter 1 is torch.complex64, .* use gradclip\.clip_"):
+        clamp(owners)
+    assert [gradient_of(owner).item() for owner in owners] == [3.0, 3j]
+
+
 OPERATORS: dict[str, tuple[Any, ...]] = {
     "clip_": (2.0, 1.0, 1e-6, 1.0, False, None),
     "total_norm": (2.0, False, torch.float64),
     "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
     "clamp_": (0.5,),
+    "refuse_complex": (),
 }
 
 

@@ -70,7 +70,10 @@ def clip_with_norm_(
 def clamp_(parameters: ParametersLike, attribute: str, clip_value: float) -> None:
     """`gradclip.clip_grad_value_` in a graph."""
     gradients = _gradients(parameters, attribute)
-    if gradients:
+    if any(gradient.is_complex() for gradient in gradients):
+        # As for `_clip_complex_`; the operator raises, but were its result unused it would not run.
+        gradients[0].copy_(torch.ops.gradclip.refuse_complex(gradients))
+    elif gradients:
         torch.ops.gradclip.clamp_(gradients, clip_value)
 
 
@@ -135,11 +138,16 @@ def _run_clip_with_norm_(
 
 
 def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
-    from gradclip import engine, value
+    from gradclip import engine
 
-    found = _found(gradients)
-    value.refuse_complex(found)
-    engine.clamp_(found, clip_value)
+    engine.clamp_(_found(gradients), clip_value)
+
+
+def _run_refuse_complex(gradients: list[Tensor]) -> Tensor:
+    from gradclip import value
+
+    value.refuse_complex(_found(gradients))
+    return gradients[0].clone()
 
 
 def _fake_total(gradients: list[Tensor], *arguments: Any) -> Tensor:
@@ -194,4 +202,9 @@ _define(
     "clamp_(Tensor(a!)[] gradients, float clip_value) -> ()",
     _run_clamp_,
     lambda *arguments: None,
+)
+_define(
+    "refuse_complex(Tensor[] gradients) -> Tensor",
+    _run_refuse_complex,
+    lambda gradients: torch.empty_like(gradients[0]),
 )
