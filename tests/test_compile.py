@@ -179,6 +179,18 @@ def test_the_error_for_values_of_complex_gradients(backend: str, fullgraph: bool
     assert [gradient_of(owner).item() for owner in owners] == [3.0, 3j]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_error_for_raw_gradients(backend: str) -> None:
+    clip = torch.compile(lambda t: gradclip.clip_grads_with_norm_(t, 1.0, 5.0), backend=backend)
+    gradient = torch.tensor([3.0, 4.0])
+    with pytest.raises(TypeError, match=r"parameter 0 is a plain tensor without \.grad"):
+        clip([gradient])
+    with pytest.raises(TypeError, match=r"`weight` is a plain tensor without \.grad"):
+        clip([("weight", gradient)])
+    assert gradient.tolist() == [3.0, 4.0]
+
+
 OPERATORS: dict[str, tuple[Any, ...]] = {
     "clip_": (2.0, 1.0, 1e-6, 1.0, False, None),
     "total_norm": (2.0, False, torch.float64),

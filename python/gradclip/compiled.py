@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from gradclip import totals
-from gradclip.parameters import ParametersLike
+from gradclip.parameters import Parameters, ParametersLike, _unzipped
 from gradclip.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def clip_(
     parameters: ParametersLike, attribute: str, settings: Settings, dtype: torch.dtype | None
 ) -> Tensor:
     """`gradclip.clip_` in a graph, with arguments that were checked."""
-    gradients = _gradients(parameters, attribute)
+    gradients = _gradients(_listed(parameters), attribute)
     if not gradients:
         return torch.zeros((), dtype=dtype or torch.float32)
     arguments = (*settings, dtype)  # `Settings(*numbers)` is the way back
@@ -44,7 +44,7 @@ def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:
 
 def total_norm(tensors: ParametersLike, settings: Settings, dtype: torch.dtype | None) -> Tensor:
     """`gradclip.get_total_norm` in a graph."""
-    given = _tensors(tensors)
+    given = list(_listed(tensors).tensors)
     if not given:
         return torch.zeros((), dtype=dtype or torch.float32)
     result: Tensor = torch.ops.gradclip.total_norm(
@@ -61,7 +61,11 @@ def clip_with_norm_(
     eps: float,
 ) -> None:
     """`gradclip.clip_grads_with_norm_` in a graph."""
-    gradients = _gradients(parameters, attribute)
+    from gradclip import clip
+
+    given = _listed(parameters)
+    clip._refuse_raw_gradients(given, attribute)
+    gradients = _gradients(given, attribute)
     if gradients:
         total = torch.as_tensor(total_norm)
         torch.ops.gradclip.clip_with_norm_(gradients, max_norm, total, eps)
@@ -69,7 +73,7 @@ def clip_with_norm_(
 
 def clamp_(parameters: ParametersLike, attribute: str, clip_value: float) -> None:
     """`gradclip.clip_grad_value_` in a graph."""
-    gradients = _gradients(parameters, attribute)
+    gradients = _gradients(_listed(parameters), attribute)
     if any(gradient.is_complex() for gradient in gradients):
         # As for `_clip_complex_`; the operator raises, but were its result unused it would not run.
         gradients[0].copy_(torch.ops.gradclip.refuse_complex(gradients))
@@ -77,22 +81,26 @@ def clamp_(parameters: ParametersLike, attribute: str, clip_value: float) -> Non
         torch.ops.gradclip.clamp_(gradients, clip_value)
 
 
-def _tensors(parameters: ParametersLike) -> list[Tensor]:
+def _listed(parameters: ParametersLike) -> Parameters:
+    """`parameters.listed` without what Dynamo does not trace: calls to the core, and warnings."""
     if isinstance(parameters, Tensor):
-        return [parameters]
-    if isinstance(parameters, torch.nn.Module):
-        return list(parameters.parameters())
-    return [entry[1] if isinstance(entry, tuple) else entry for entry in parameters]
+        parameters = (parameters,)
+    elif isinstance(parameters, torch.nn.Module):
+        parameters = parameters.named_parameters()
+    entries: tuple[Any, ...] = tuple(parameters)
+    names = None
+    if entries and isinstance(entries[0], tuple):
+        names, entries = _unzipped(entries)
+    return Parameters(entries, names, are_plain=True)
 
 
-def _gradients(parameters: ParametersLike, attribute: str) -> list[Tensor]:
-    found = [getattr(parameter, attribute) for parameter in _tensors(parameters)]
+def _gradients(given: Parameters, attribute: str) -> list[Tensor]:
+    found = [getattr(parameter, attribute) for parameter in given.tensors]
     return [gradient for gradient in found if gradient is not None]
 
 
 def _found(gradients: list[Tensor]) -> "Gradients":
     from gradclip import gradients as reading
-    from gradclip.parameters import Parameters
 
     return reading.given(Parameters.of(gradients))
 
