@@ -30,10 +30,17 @@ CALLS: dict[str, Call] = {
     "clip_ without effect": lambda owners: gradclip.clip_(owners, math.inf, 1.0),
     "clip_grad_norm_": lambda owners: gradclip.clip_grad_norm_(owners, 0.5, math.inf, True, None),
     "two calls": two_calls,
+    "a number as total": lambda owners: gradclip.clip_grads_with_norm_(owners, 0.5, 3.3),
     "clip_grad_value_": lambda owners: gradclip.clip_grad_value_(owners, 0.25),
 }
 
 
+COMPLEX: dict[str, Call] = {
+    "clip_": lambda owners: gradclip.clip_(owners, 0.5, scale=8.0),
+    "two calls": two_calls,
+    "a number as total": lambda owners: gradclip.clip_grads_with_norm_(owners, 0.5, 3.3),
+    "one listed twice": lambda owners: gradclip.clip_([*owners, owners[0]], 0.5),
+}
 SPARSE: dict[str, Call] = {
     "a Module": lambda module: gradclip.clip_(module, 0.5),
     "a list": lambda module: gradclip.clip_grad_norm_(list(module.parameters()), 0.5, 1.0),
@@ -145,6 +152,19 @@ def test_arithmetic_around_the_clip(backend: str) -> None:
     assert (before.tolist(), after.tolist(), norm.item()) == ([6.0, 8.0], [2.5, 3.0], 10.0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", COMPLEX.values(), ids=COMPLEX)
+@pytest.mark.filterwarnings("ignore")
+def test_complex_gradients(backend: str, call: Call) -> None:
+    dtypes = [torch.complex64, torch.float32, torch.complex128]
+    values = [random_values((3, 4), dtype, seed=seed) for seed, dtype in enumerate(dtypes)]
+    eager, compiled = (parameters(value.clone() for value in values) for _ in range(2))
+    want, result = call(eager), torch.compile(call, backend=backend, fullgraph=True)(compiled)
+    assert (want is None and result is None) or oracle.same_bits(result, want)
+    for ours, other in zip(compiled, eager, strict=True):
+        assert oracle.same_bits(gradient_of(ours), gradient_of(other))
+
+
 def embedding() -> torch.nn.Module:
     """A module with a sparse gradient that lists an index twice, and a dense one."""
     listed = random_values((3, 3), torch.float32, seed=1)
@@ -196,6 +216,7 @@ OPERATORS: dict[str, tuple[Any, ...]] = {
     "total_norm": (2.0, False, torch.float64),
     "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
     "clamp_": (0.5,),
+    "factor": (1.0, torch.tensor(5.0), 1e-6),
     "refuse_complex": (),
 }
 

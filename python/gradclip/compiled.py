@@ -27,18 +27,12 @@ def clip_(
     if not gradients:
         return torch.zeros((), dtype=dtype or torch.float32)
     arguments = (*settings, dtype)  # `Settings(*numbers)` is the way back
-    if any(gradient.is_complex() for gradient in gradients):
-        return _clip_complex_(gradients, *arguments)
-    result: Tensor = torch.ops.gradclip.clip_(gradients, *arguments)
-    return result
-
-
-def _clip_complex_(gradients: list[Tensor], *arguments: Any) -> Tensor:
-    """Inductor does not lower operators that write complex tensors; it does lower `copy_`."""
-    total, factor = torch.ops.gradclip.total_and_factor(gradients, *arguments)
-    for gradient in gradients:
-        gradient.copy_(torch.ops.gradclip.scaled(gradient, factor))
-    result: Tensor = total
+    result: Tensor
+    if _any_complex(gradients):
+        result, factor = torch.ops.gradclip.total_and_factor(gradients, *arguments)
+        _copy_scaled_(gradients, factor)
+    else:
+        result = torch.ops.gradclip.clip_(gradients, *arguments)
     return result
 
 
@@ -66,19 +60,33 @@ def clip_with_norm_(
     given = _listed(parameters)
     clip._refuse_raw_gradients(given, attribute)
     gradients = _gradients(given, attribute)
-    if gradients:
-        total = torch.as_tensor(total_norm)
-        torch.ops.gradclip.clip_with_norm_(gradients, max_norm, total, eps)
+    if not isinstance(total_norm, Tensor):
+        total_norm = torch.tensor(total_norm, dtype=torch.float64)
+    if _any_complex(gradients):
+        _copy_scaled_(gradients, torch.ops.gradclip.factor(gradients, max_norm, total_norm, eps))
+    elif gradients:
+        torch.ops.gradclip.clip_with_norm_(gradients, max_norm, total_norm, eps)
 
 
 def clamp_(parameters: ParametersLike, attribute: str, clip_value: float) -> None:
     """`gradclip.clip_grad_value_` in a graph."""
     gradients = _gradients(_listed(parameters), attribute)
-    if any(gradient.is_complex() for gradient in gradients):
-        # As for `_clip_complex_`; the operator raises, but were its result unused it would not run.
+    if _any_complex(gradients):
+        # The operator raises; it would not run if its result were not used.
         gradients[0].copy_(torch.ops.gradclip.refuse_complex(gradients))
     elif gradients:
         torch.ops.gradclip.clamp_(gradients, clip_value)
+
+
+def _any_complex(gradients: list[Tensor]) -> bool:
+    """Whether `copy_` has to write: no other operator that writes complex ones passes Inductor."""
+    return any(gradient.is_complex() for gradient in gradients)
+
+
+def _copy_scaled_(gradients: list[Tensor], factor: Tensor) -> None:
+    scaled = [torch.ops.gradclip.scaled(gradient, factor) for gradient in gradients]
+    for gradient, result in zip(gradients, scaled, strict=True):  # one listed twice is scaled once
+        gradient.copy_(result)
 
 
 def _listed(parameters: ParametersLike) -> Parameters:
@@ -145,6 +153,12 @@ def _run_clip_with_norm_(
     value.scale_(gradients, totals.coefficient(total, max_norm, eps))
 
 
+def _run_factor(gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float) -> Tensor:
+    _found(gradients)  # refuses what cannot be scaled before the first is written
+    factor = totals.coefficient(totals.float64_of(total_norm), max_norm, eps)
+    return torch.as_tensor(factor, dtype=torch.float64)
+
+
 def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
     from gradclip import engine
 
@@ -205,6 +219,11 @@ _define(
     "clip_with_norm_(Tensor(a!)[] gradients, float max_norm, Tensor total_norm, float eps) -> ()",
     _run_clip_with_norm_,
     lambda *arguments: None,
+)
+_define(
+    "factor(Tensor[] gradients, float max_norm, Tensor total_norm, float eps) -> Tensor",
+    _run_factor,
+    lambda gradients, max_norm, total_norm, eps: total_norm.new_empty((), dtype=torch.float64),
 )
 _define(
     "clamp_(Tensor(a!)[] gradients, float clip_value) -> ()",
