@@ -32,6 +32,7 @@ CALLS: dict[str, Call] = {
     "two calls": two_calls,
     "a number as total": lambda owners: gradclip.clip_grads_with_norm_(owners, 0.5, 3.3),
     "clip_grad_value_": lambda owners: gradclip.clip_grad_value_(owners, 0.25),
+    "scale_": lambda owners: gradclip.scale_([owner.grad for owner in owners], 0.3),
 }
 
 
@@ -40,10 +41,18 @@ COMPLEX: dict[str, Call] = {
     "two calls": two_calls,
     "a number as total": lambda owners: gradclip.clip_grads_with_norm_(owners, 0.5, 3.3),
     "one listed twice": lambda owners: gradclip.clip_([*owners, owners[0]], 0.5),
+    "scale_": lambda owners: gradclip.scale_([owner.grad for owner in owners], 0.3),
 }
 SPARSE: dict[str, Call] = {
     "a Module": lambda module: gradclip.clip_(module, 0.5),
     "a list": lambda module: gradclip.clip_grad_norm_(list(module.parameters()), 0.5, 1.0),
+    "named pairs": lambda module: gradclip.clip_(module.named_parameters(), 0.5),
+    "a generator": lambda module: gradclip.clip_(module.parameters(), 0.5),
+    "two calls": lambda module: two_calls(list(module.parameters())),
+    "get_total_norm": lambda module: gradclip.get_total_norm([module[0].weight.grad]),
+    "grad_norms": gradclip.grad_norms,
+    "scale_": lambda module: gradclip.scale_([p.grad for p in module.parameters()], 0.3),
+    "Clipper": lambda module: gradclip.Clipper(module, 0.5).clip_(),
     "clip_grads_with_norm_": lambda module: gradclip.clip_grads_with_norm_(module, 0.5, 3.0),
     "clip_grad_value_": lambda module: gradclip.clip_grad_value_(module, 0.25),
 }
@@ -108,6 +117,19 @@ def test_two_calls_write_what_one_does(backend: str) -> None:
         gradclip.clip_(one, 0.5)
         torch.compile(two_calls, backend=backend, fullgraph=True)(two)
         assert oracle.same_bits(gradient_of(two[0]), gradient_of(one[0]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_clipper(backend: str) -> None:
+    eager, compiled = (parameters(g.clone() for g in model_gradients()) for _ in range(2))
+    ours, other = gradclip.Clipper(compiled, 0.5), gradclip.Clipper(eager, 0.5)
+    clip = torch.compile(lambda: ours.clip_(8.0), backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert oracle.same_bits(clip(), other.clip_(8.0))
+        assert ours.coefficient == other.coefficient
+    for one, two in zip(compiled, eager, strict=True):
+        assert oracle.same_bits(gradient_of(one), gradient_of(two))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -216,6 +238,7 @@ OPERATORS: dict[str, tuple[Any, ...]] = {
     "total_norm": (2.0, False, torch.float64),
     "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
     "clamp_": (0.5,),
+    "scale_": (torch.tensor(0.5),),
     "factor": (1.0, torch.tensor(5.0), 1e-6),
     "refuse_complex": (),
 }

@@ -205,7 +205,7 @@ def clip_grads_with_norm_(
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     total = totals.float64_of(total_norm)
     given = listed(parameters)
-    _refuse_raw_gradients(given, grad)
+    refuse_raw_gradients(given, grad)
     found = sharded.local_gradients(given, grad)
     engine.scale_(found, totals.coefficient(total, max_norm, eps))
     return None
@@ -249,7 +249,8 @@ def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
 
 
-def _refuse_raw_gradients(given: Parameters, attribute: str) -> None:
+def refuse_raw_gradients(given: Parameters, attribute: str) -> None:
+    """Raises TypeError where gradients stand for parameters: they have none of their own."""
     for position, tensor in enumerate(given.tensors):
         is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if not is_parameter and getattr(tensor, attribute, None) is None:

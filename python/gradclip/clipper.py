@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradclip import arguments, clip, gradients, totals
+from gradclip import arguments, clip, compiled, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.settings import Settings
@@ -106,6 +106,8 @@ class Clipper:
             sharded.check(self._session)
 
     def _clip_alone(self, settings: Settings) -> Tensor:
+        if torch.compiler.is_compiling():
+            return compiled.clip_(self._given.tensors, self.grad, settings, self.dtype)
         found = gradients.of(self._given, self.grad)
         if not found.tensors:
             return clip.no_gradient(self._given, self.dtype)

@@ -57,7 +57,7 @@ def listed(parameters: ParametersLike) -> Parameters:
         return Parameters.of(())
     names = None
     if isinstance(entries[0], tuple):
-        names, entries = _unzipped(entries)
+        names, entries = unzipped(entries)
     found = Parameters.of(entries, names)
     if not found.are_plain:
         _refuse_others(found)
@@ -82,8 +82,12 @@ def _nothing_in(given: object) -> str:
     return f"an empty {type(given).__name__}: no gradient is read"
 
 
-def _unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
-    """The names and the tensors of (name, tensor) pairs."""
+def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
+    """The names and the tensors of (name, tensor) pairs.
+
+    Raises:
+        TypeError: an entry is no such pair.
+    """
     for position, entry in enumerate(entries):
         is_pair = isinstance(entry, tuple) and len(entry) == 2
         if not is_pair or not isinstance(entry[0], str):

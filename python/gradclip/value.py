@@ -72,4 +72,7 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
             f"`tensors` is a {type(tensors).__name__}, whose weights would be scaled; pass "
             "gradients, or model.parameters() if weights are meant"
         )
+    if torch.compiler.is_compiling():
+        return compiled.scale_(tensors, coefficient)
     engine.scale_(local_gradients(listed(tensors), None), arguments.coefficient(coefficient))
+    return None

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import torch
+from torch._compile import _disable_dynamo
 
 from .slices import slices, unexpanded
 
 
+@_disable_dynamo
 @torch.no_grad()
 def scale_(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     """Multiplies a gradient by a factor in place; a factor of exactly 1 leaves every bit as it is.
@@ -34,6 +36,7 @@ def scale_(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     _rewrite(_reals(tensor), scaled)
 
 
+@_disable_dynamo
 @torch.no_grad()
 def clamp_(tensor: torch.Tensor, limit: float) -> None:
     """Limits a gradient's elements to [-limit, limit] in place; NaN stays NaN.

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import limbs, terms
 from .magnitudes import INFINITY, magnitude_bits, modulus_bits
@@ -11,6 +12,7 @@ from .slices import flat_range, slices, unexpanded
 from .sparse import coalesced_blocks, owned_values
 
 
+@_disable_dynamo
 @torch.no_grad()
 def sums(
     tensor: torch.Tensor,
