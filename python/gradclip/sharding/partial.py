@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from gradclip.sharding import compat
+from gradclip.sharding import collectives, compat
 
 
 class Reduction(NamedTuple):
@@ -76,7 +76,7 @@ def _reduce_scattered(
             send[owner, offset : offset + part.numel()] = part
         offset += chunk
     received = send.new_empty(sum(chunks))
-    dist.reduce_scatter_tensor(received, send.flatten(), group=group)
+    collectives.reduce_scatter(received, send.flatten(), group)
     pieces, offset = [], 0
     for tensor, chunk in zip(values, chunks, strict=True):
         kept = max(0, min(chunk, tensor.numel() - rank * chunk))

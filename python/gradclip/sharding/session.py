@@ -1,7 +1,7 @@
 """From a caller's arguments to a session: which ranks, which transport, which plan.
 
 Sessions are kept between calls, so that a second call of the same model decides nothing anew. They
-hold no parameter alive, and check that identities are not reused.
+hold no parameter alive, nor the group, and check that identities are not reused.
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ class Session:
         self.deferred = Deferred()
 
     def alive(self) -> bool:
-        """Whether all parameters still exist, so that their identities mean what they did."""
-        return all(reference() is not None for reference in self.references)
+        """Whether group and parameters still exist, so that their identities mean what they did.
+
+        Raw gradients need not: they are known by their layouts.
+        """
+        lasting = () if self.plan.attribute is None else self.references
+        return self.plan.transport.is_alive() and all(there() is not None for there in lasting)
 
 
 def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
@@ -99,7 +103,7 @@ def session_for(given: Parameters, attribute: str | None, sharding: Sharding) ->
         return None
     key = _key(given, attribute, sharding)
     known = _sessions.get(key)
-    if known is not None and (attribute is None or known.alive()):
+    if known is not None and known.alive():
         _sessions.move_to_end(key)
         return known
     session = open_session(given, attribute, sharding)
@@ -181,7 +185,8 @@ def _way(
 def _identity(said: Any) -> Any:
     """What stands for an argument in a key: words as they are, objects by identity.
 
-    The session keeps these objects alive, so an identity is not reused while it is a key.
+    The session keeps these objects alive, or knows that the group is gone, so an identity is not
+    reused while its key is good.
     """
     if isinstance(said, (str, int, type(None))):
         return said

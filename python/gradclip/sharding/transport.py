@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from gradclip.sharding import compat
+from gradclip.sharding import collectives, compat
 from gradclip.sharding.ownership import OwnershipError
 
 #: Reduces an int64 vector in place over all ranks; the second argument is "sum" or "max".
@@ -21,13 +22,15 @@ class Transport:
     """One way to reduce a vector over the ranks that clip together.
 
     `rank` is this rank's global rank, or a random stand-in where torch.distributed is not in use;
-    `ranks` are the group's; empty where only a hook knows the others.
+    `ranks` are the group's; empty where only a hook knows the others. `is_alive` says whether the
+    group still exists.
     """
 
     reduce: Reduce
     device: torch.device
     rank: int
     ranks: tuple[int, ...]
+    is_alive: Callable[[], bool] = lambda: True
 
     @property
     def label(self) -> str:
@@ -49,15 +52,26 @@ class Transport:
 
 
 def over_group(group: dist.ProcessGroup) -> Transport:
-    """The transport over a torch process group: `all_reduce`, nothing else."""
+    """The transport over a torch process group: `all_reduce`, nothing else.
+
+    It does not keep the group alive: to destroy a group must close its connections.
+    """
+    there = weakref.ref(group)
 
     def reduce(vector: torch.Tensor, operation: str) -> None:
-        if group.size() == 1:
-            return
-        op = dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX
-        dist.all_reduce(vector, op=op, group=group)
+        group = there()
+        if group is None:
+            raise RuntimeError("the process group was destroyed; make a new Clipper with a new one")
+        if group.size() > 1:
+            collectives.all_reduce(vector, operation, group)
 
-    return Transport(reduce, device_of(group), dist.get_rank(), compat.group_ranks(group))
+    return Transport(
+        reduce,
+        device_of(group),
+        dist.get_rank(),
+        compat.group_ranks(group),
+        lambda: there() is not None,
+    )
 
 
 def over_hook(hook: Reduce, ranks: Iterable[int], device: torch.device) -> Transport:
