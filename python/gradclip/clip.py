@@ -14,8 +14,8 @@ from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.clip import tell_all_ranks
-from gradclip.sharding.session import Sharding, refuse_unknown, session_for
+from gradclip.sharding.refused import entered, tell_all_ranks
+from gradclip.sharding.session import Sharding, refuse_unknown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,8 +87,8 @@ def clip_(
         raise
     if torch.compiler.is_compiling() and not sharding:
         return compiled.clip_(parameters, grad, settings, dtype)
-    given = listed(parameters)
-    if session := session_for(given, grad, sharding):
+    given, session = entered(parameters, grad, sharding)
+    if session is not None:
         return sharded.clip_(session, given, settings, dtype)[0]
     found = gradients.of(given, grad)
     return clip_found_(found, settings, dtype) if found.tensors else no_gradient(given, dtype)
@@ -162,8 +162,8 @@ def get_total_norm(
         raise
     if torch.compiler.is_compiling() and not sharding:
         return compiled.total_norm(tensors, settings, dtype)
-    given = listed(tensors)
-    if session := session_for(given, None, sharding):
+    given, session = entered(tensors, None, sharding)
+    if session is not None:
         return sharded.total_norm(session, given, settings, dtype)
     found = gradients.given(given)
     if not found.tensors:

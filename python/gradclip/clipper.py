@@ -12,6 +12,7 @@ from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
+from gradclip.sharding.refused import refuse
 from gradclip.sharding.session import Sharding, open_session
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Clipper:
         self.norm_type, self.eps = arguments.order(norm_type), arguments.epsilon(eps)
         self.dtype = arguments.result_dtype(dtype)
         self.error_if_nonfinite = error_if_nonfinite
-        self.grad = grad
+        self.grad = arguments.attribute(grad)
         self.sharding = sharding
         self.total_norm: Tensor | None = None
         self._coefficient: float | Tensor | None = 1.0
@@ -70,20 +71,18 @@ class Clipper:
     def clip_(self, scale: float | Tensor | None = None) -> Tensor:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
         try:
-            loss_scale = arguments.loss_scale(scale)
-            max_norm = arguments.limit(self.max_norm, "max_norm")
+            settings = self._settings(scale)
         except (TypeError, ValueError) as refusal:
             if self._session is not None:
-                sharded.refuse(refusal, self._session, self._given)
+                refuse(refusal, self._session, self._given)
             raise
-        settings = Settings(self.norm_type, max_norm, self.eps, loss_scale, self.error_if_nonfinite)
         if self._session is not None:
             self.total_norm, self._coefficient = sharded.clip_(
                 self._session, self._given, settings, self.dtype
             )
             return self.total_norm
         self.total_norm = self._clip_alone(settings)
-        self._coefficient, self._limit = None, max_norm
+        self._coefficient, self._limit = None, settings.max_norm
         return self.total_norm
 
     @property
@@ -105,6 +104,17 @@ class Clipper:
         if self._session is not None:
             sharded.check(self._session)
 
+    def _settings(self, scale: float | Tensor | None) -> Settings:
+        """What is asked of this clip; attributes may have been set since the last."""
+        arguments.result_dtype(self.dtype)
+        return Settings(
+            arguments.order(self.norm_type),
+            arguments.limit(self.max_norm, "max_norm"),
+            arguments.epsilon(self.eps),
+            arguments.loss_scale(scale),
+            self.error_if_nonfinite,
+        )
+
     def _clip_alone(self, settings: Settings) -> Tensor:
         if torch.compiler.is_compiling():
             return compiled.clip_(self._given.tensors, self.grad, settings, self.dtype)
@@ -124,7 +134,7 @@ class Clipper:
         if parameters is None and max_norm is None:
             return self.clip_()
         return clip.clip_(
-            self._given.tensors if parameters is None else parameters,
+            self._named() if parameters is None else parameters,
             self.max_norm if max_norm is None else max_norm,
             self.norm_type,
             error_if_nonfinite=self.error_if_nonfinite,
@@ -133,3 +143,8 @@ class Clipper:
             grad=self.grad,
             **self.sharding,
         )
+
+    def _named(self) -> ParametersLike:
+        """The parameters as they were given, for `replicas=` to find them by name."""
+        names, tensors = self._given.names, self._given.tensors
+        return tensors if names is None else zip(names, tensors, strict=True)

@@ -10,9 +10,10 @@ from torch import Tensor
 from gradclip import arguments, engine, gradients
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
-from gradclip.parameters import ParametersLike, listed
+from gradclip.parameters import ParametersLike
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.session import Sharding, session_for
+from gradclip.sharding.refused import entered, tell_all_ranks
+from gradclip.sharding.session import Sharding
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,10 +46,10 @@ def grad_norms(
     try:
         norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
     except (TypeError, ValueError) as refusal:
-        sharded.tell_all_ranks(refusal, parameters, grad, sharding)
+        tell_all_ranks(refusal, parameters, grad, sharding, each=True)
         raise
-    given = listed(parameters)
-    if session := session_for(given, grad, sharding):
+    given, session = entered(parameters, grad, sharding, each=True)
+    if session is not None:
         return sharded.each_norm(session, given, norm_type, dtype)
     found = gradients.of(given, grad)
     by_id = {

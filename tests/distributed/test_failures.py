@@ -318,15 +318,6 @@ def test_extreme_values(two: World) -> None:
     two.run(extremes)
 
 
-def hooks_that_fail(rank: int) -> None:
-    """A wrong argument is refused by name before anything is sent."""
-    owner = cases.parameter(torch.ones(4), cases.mesh(2), Shard(0))
-    with pytest.raises(TypeError, match="unknown argument `groups`"):
-        gradclip.clip_([owner], 1.0, groups=None)  # type: ignore[call-arg]
-    assert raised(clip_of([owner], -1.0)).startswith("rank 0: `max_norm` is -1.0; expected")
-    good_step()
-
-
 def refused_on_one_rank(rank: int) -> None:
     """Arguments that one rank refuses, whatever the others ask for: all raise, nobody hangs."""
     line = cases.mesh(2)
@@ -356,10 +347,6 @@ def refused_on_one_rank(rank: int) -> None:
 
 def test_arguments_that_one_rank_refuses(two: World) -> None:
     two.run(refused_on_one_rank)
-
-
-def test_unknown_arguments(two: World) -> None:
-    two.run(hooks_that_fail)
 
 
 def lost_partial(rank: int) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from gradclip import _core, engine, gradients, totals
+from gradclip import _core, arguments, engine, gradients, totals
 from gradclip.gradients import Gradients
-from gradclip.parameters import Parameters, ParametersLike, listed
+from gradclip.parameters import Parameters
 from gradclip.settings import Settings
-from gradclip.sharding import compat, deferred, placements
+from gradclip.sharding import absent, compat, deferred, placements
+from gradclip.sharding.absent import ABSENT
 from gradclip.sharding.contribution import Contribution
 from gradclip.sharding.deferred import DeviceEngine
 from gradclip.sharding.exchange import Exchange
 from gradclip.sharding.failure import ShardedClipError, raise_unheard
-from gradclip.sharding.session import Session, Sharding, session_for
+from gradclip.sharding.session import Session, unique
 from gradclip.sharding.slots import agreed_slots
 
 
@@ -50,27 +52,6 @@ def clip_(
     return _tensor(exchange, given, total, dtype), coefficient
 
 
-def tell_all_ranks(
-    refusal: Exception, parameters: ParametersLike, attribute: str | None, sharding: Sharding
-) -> None:
-    """Let every rank hear that this one refused its arguments; nothing without other ranks.
-
-    Raises:
-        ShardedClipError: on every rank alike, when there are others.
-    """
-    given = listed(parameters)
-    session = session_for(given, attribute, sharding)
-    if session is not None:
-        refuse(refusal, session, given)
-
-
-def refuse(refusal: Exception, session: Session, given: Parameters) -> None:
-    """`tell_all_ranks` of a session."""
-    mine = Contribution(session.plan, Settings(2.0), _unique(given))
-    mine.cause = refusal
-    Exchange(mine).totals()
-
-
 def check(session: Session) -> None:
     """Raise what the last clip came to on a device, if it came to nothing good.
 
@@ -84,7 +65,7 @@ def check(session: Session) -> None:
 
 def _opened(session: Session, given: Parameters, settings: Settings) -> Exchange:
     """The exchange of a call, once an earlier one that went wrong was told."""
-    exchange = Exchange(Contribution(session.plan, settings, _unique(given)))
+    exchange = Exchange(Contribution(session.plan, settings, unique(given)))
     try:
         if not _capturing():
             check(session)
@@ -123,13 +104,13 @@ def each_norm(
     if session.slots is None:
         session.slots = agreed_slots(session.plan)
     slot_of = session.slots.of(session.plan)
-    unique = _unique(given)
+    parameters = unique(given)
     slots = (session.slots.total, slot_of)
-    exchange = Exchange(Contribution(session.plan, Settings(norm_type), unique, slots))
+    exchange = Exchange(Contribution(session.plan, Settings(norm_type), parameters, slots))
     norms = exchange.totals()
     by_id = {
         id(parameter): norms[slot_of[id(entry)]]
-        for parameter, entry in zip(unique, session.plan.entries, strict=True)
+        for parameter, entry in zip(parameters, session.plan.entries, strict=True)
     }
     each = [by_id[id(parameter)] for parameter in given.tensors]
     dtype = dtype or (torch.float64 if exchange.double else torch.float32)
@@ -145,13 +126,18 @@ def local_gradients(given: Parameters, attribute: str | None, linear: bool = Tru
         linear: whether the change commutes with sums, so that partial gradients may take it.
 
     Raises:
+        AttributeError: a parameter without the attribute.
         ValueError: a partial gradient whose change needs its sum first.
     """
     if given.are_plain:
         return gradients.given(given) if attribute is None else gradients.of(given, attribute)
+    if attribute is not None:
+        arguments.attribute(attribute)
     found: dict[int, tuple[torch.Tensor, str]] = {}
     for position, tensor in enumerate(given.tensors):
-        gradient = tensor if attribute is None else getattr(tensor, attribute, None)
+        gradient: Any = tensor if attribute is None else getattr(tensor, attribute, ABSENT)
+        if gradient is ABSENT:
+            absent.refuse(given.tensors, str(attribute), given.names)
         if gradient is None or id(tensor) in found:
             continue
         name = given.name(position).strip("`")
@@ -171,10 +157,6 @@ def _local(gradient: torch.Tensor, name: str, linear: bool) -> torch.Tensor:
                 " it before clipping values"
             )
     return compat.local_tensor(gradient)
-
-
-def _unique(given: Parameters) -> list[torch.Tensor]:
-    return list({id(tensor): tensor for tensor in given.tensors}.values())
 
 
 def _read(exchange: Exchange) -> Gradients:

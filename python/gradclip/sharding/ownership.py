@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
-from gradclip.sharding import compat, copies, placements
+from gradclip.sharding import compat, copies, placements, words
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -156,7 +154,7 @@ class Surroundings:
 
         Args:
             said: None for the rule, else what `plain=` or `replicas=` says: "replicated",
-                "distinct", "elsewhere", 1, or the ranks, group or mesh that hold copies.
+                "distinct", "elsewhere", or the ranks, group or mesh that hold copies.
             roots: layouts of the DTensors in the same list; none makes plain tensors shards.
             name: how errors call the gradient.
         """
@@ -189,17 +187,13 @@ class Surroundings:
         """The ranks of the group that `said` names as holders of copies; () for "elsewhere"."""
         if isinstance(said, str) and said == "elsewhere":
             return ()
-        if said == 1 or (isinstance(said, str) and said == "distinct"):
+        if isinstance(said, str) and said == "distinct":
             return (self.rank,)
-        ranks = _listed_ranks(said)
-        if ranks is None and said == len(self.group):
-            ranks = self.group
-        if ranks is None:
-            raise OwnershipError(
-                f'copies of {name} are given as {said!r}; expected "distinct", "replicated" (plain'
-                ' tensors), "elsewhere" (counted on another rank), or the ranks that hold copies:'
-                " a process group, a mesh or a list of global ranks"
-            )
+        try:
+            words.refuse_copies(said, f"copies of {name} are given as")
+        except (TypeError, ValueError) as cause:
+            raise OwnershipError(f"{cause}") from cause
+        ranks = words.listed_ranks(said) or ()
         inside = tuple(sorted(set(ranks) & set(self.group)))
         if self.rank not in inside:
             raise OwnershipError(
@@ -236,18 +230,8 @@ def _meanings(placed: Sequence[Any], name: str) -> list[str]:
         raise OwnershipError(f"{name}: {cause}") from cause
 
 
-def _listed_ranks(said: Any) -> tuple[int, ...] | None:
-    if isinstance(said, dist.ProcessGroup):
-        return compat.group_ranks(said)
-    if hasattr(said, "mesh_dim_names"):
-        return compat.mesh_ranks(said)
-    if isinstance(said, (list, tuple, range, set, frozenset)):
-        return tuple(said)
-    return None
-
-
 def _hashable(said: Any) -> Any:
-    ranks = _listed_ranks(said)
+    ranks = words.listed_ranks(said)
     return said if ranks is None else ranks
 
 

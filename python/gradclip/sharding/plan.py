@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gradclip.sharding import compat
+from gradclip.sharding import absent, compat
+from gradclip.sharding.absent import ABSENT
 from gradclip.sharding.copies import MeshLayout
 from gradclip.sharding.ownership import Ownership, Surroundings, mesh_layout
 from gradclip.sharding.partial import Pending, Reduction
@@ -132,18 +133,26 @@ class Plan:
         """
         found = Gathered()
         for entry, parameter in zip(self.entries, parameters, strict=True):
-            gradient: torch.Tensor | None = parameter
-            if self.attribute is not None:
-                gradient = getattr(parameter, self.attribute, None)
-            if gradient is not None:
-                try:
+            gradient: Any = parameter
+            try:
+                if self.attribute is not None:
+                    gradient = getattr(parameter, self.attribute, ABSENT)
+                if gradient is ABSENT:
+                    gradient = None
+                    self._refuse_absent(parameters)
+                if gradient is not None:
                     self._add(found, entry, parameter, gradient)
-                except Exception as cause:
-                    found.cause = found.cause or cause
+            except Exception as cause:
+                found.cause = found.cause or cause
             if entry.share is not None and entry.share.partial:
                 found.partial.append(entry)
                 found.partial_values.append(_summand(entry, parameter, gradient))
         return found
+
+    def _refuse_absent(self, parameters: Sequence[torch.Tensor]) -> None:
+        assert self.attribute is not None
+        names = [entry.name for entry in self.entries if entry.name is not None]
+        absent.refuse(parameters, self.attribute, names or None)
 
     def _add(
         self, found: Gathered, entry: Entry, parameter: torch.Tensor, gradient: torch.Tensor

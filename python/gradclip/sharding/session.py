@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from gradclip.parameters import Parameters
-from gradclip.sharding import transport
+from gradclip.sharding import transport, words
 from gradclip.sharding.compat import group_ranks
 from gradclip.sharding.deferred import Deferred
+from gradclip.sharding.ownership import OwnershipError
 from gradclip.sharding.plan import Plan, Replicas, Rules, layouts_of
 from gradclip.sharding.slots import Slots
 
@@ -67,9 +68,9 @@ class Session:
     ) -> None:
         names: Sequence[str | None] = given.names or [None] * len(given.tensors)
         named = zip(names, given.tensors, strict=True)
-        unique = list({id(parameter): (name, parameter) for name, parameter in named}.values())
-        self.plan = Plan(unique, way, rules, attribute)
-        self.references = [weakref.ref(parameter) for _, parameter in unique]
+        once = list({id(parameter): (name, parameter) for name, parameter in named}.values())
+        self.plan = Plan(once, way, rules, attribute)
+        self.references = [weakref.ref(parameter) for _, parameter in once]
         self.slots: Slots | None = None
         self.deferred = Deferred()
 
@@ -81,20 +82,66 @@ class Session:
         lasting = () if self.plan.attribute is None else self.references
         return self.plan.transport.is_alive() and all(there() is not None for there in lasting)
 
+    def parameters(self) -> Parameters:
+        """Those of them that still exist."""
+        return Parameters.of(
+            [tensor for there in self.references if (tensor := there()) is not None]
+        )
+
+
+def unique(given: Parameters) -> list[torch.Tensor]:
+    """The tensors of a list, one that is listed twice once."""
+    return list({id(tensor): tensor for tensor in given.tensors}.values())
+
 
 def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
     """A new session for this list of parameters; None when nothing is sharded.
 
     Raises:
         OwnershipError: DTensors whose root leaves out ranks of the world, without `group=`.
-        TypeError: an argument that there is not.
+        TypeError, ValueError: an argument that there is not, or that means nothing.
     """
     refuse_unknown(sharding)
-    group, reduce = sharding.get("group"), sharding.get("reduce")
-    if group is None and reduce is None and given.are_plain:
+    words.refuse_wrong(sharding, given)
+    way = way_of(given, sharding.get("group"), sharding.get("reduce"))
+    if way is None:
+        words.warn_unshared(sharding)
         return None
-    way = _way(given.tensors, group, reduce)
-    return None if way is None else Session(given, way, _rules(sharding), attribute)
+    return Session(given, way, _rules(sharding), attribute)
+
+
+def open_apart(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
+    """A session that only carries a refusal, whatever else the caller said.
+
+    None where nobody can tell which ranks take part.
+    """
+    group: Any = sharding.get("group")
+    reduce: Any = sharding.get("reduce")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        return None
+    try:
+        way = way_of(given, group, reduce if callable(reduce) else None)
+    except OwnershipError:
+        return None
+    return None if way is None else Session(given, way, Rules(), attribute)
+
+
+def known_like(apart: Session, given: Parameters, is_whole: bool = True) -> Session | None:
+    """The latest kept session over the same ranks of these parameters, or with these among others.
+
+    It holds what other ranks expect of this one: which sums are pending, and how many travel. Of
+    raw gradients there is none, as they do not last.
+    """
+    if apart.plan.attribute is None:
+        return None
+    wanted = list(map(id, unique(given)))
+    for session in reversed(_sessions.values()):
+        lasts = session.plan.attribute is not None and session.alive()
+        if lasts and session.plan.transport.is_like(apart.plan.transport):
+            held = list(map(id, session.parameters().tensors))
+            if wanted == held if is_whole else set(wanted) <= set(held):
+                return session
+    return None
 
 
 def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
@@ -107,7 +154,20 @@ def session_for(given: Parameters, attribute: str | None, sharding: Sharding) ->
         _sessions.move_to_end(key)
         return known
     session = open_session(given, attribute, sharding)
-    return session if session is None else _kept(key, session)
+    if session is None:
+        return None
+    session.slots = _agreed_before(session, given)
+    return _kept(key, session)
+
+
+def _agreed_before(session: Session, given: Parameters) -> Slots | None:
+    """The slots of these parameters under another attribute or other words.
+
+    Where one rank alone says those by mistake, the others send vectors of the slots that they have.
+    """
+    before = known_like(session, given)
+    stages = session.plan.rules.distinct_dims
+    return before.slots if before and before.plan.rules.distinct_dims == stages else None
 
 
 def _key(given: Parameters, attribute: str | None, sharding: Sharding) -> Any:
@@ -116,11 +176,15 @@ def _key(given: Parameters, attribute: str | None, sharding: Sharding) -> Any:
     Parameters are known by identity. Raw gradients are new objects at every step: their layouts,
     in order, stand for them.
     """
-    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     names = None if given.names is None else tuple(given.names)
     identities = tuple(map(id, given.tensors))
     which = identities if attribute is not None else tuple(map(_layout_key, given.tensors))
-    return which, len(set(identities)), names, attribute, id(world), _identity(sharding)
+    return (which, len(set(identities)), names), _said_key(attribute, sharding)
+
+
+def _said_key(attribute: str | None, sharding: Sharding) -> Any:
+    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return attribute, id(world), _identity(sharding)
 
 
 def _layout_key(tensor: Any) -> Any:
@@ -155,30 +219,24 @@ def _rules(sharding: Sharding) -> Rules:
     distinct = sharding.get("distinct_dims", ("pp",))
     return Rules(
         plain=sharding.get("plain"),
-        distinct_dims=(distinct,) if isinstance(distinct, str) else tuple(distinct),
+        distinct_dims=words.dims_of(distinct),
         replicas=sharding.get("replicas"),
         check_replicas=sharding.get("check_replicas"),
     )
 
 
-def _way(
-    tensors: Sequence[torch.Tensor],
-    group: dist.ProcessGroup | None,
-    reduce: transport.Reduce | None,
+def way_of(
+    given: Parameters, group: dist.ProcessGroup | None, reduce: transport.Reduce | None
 ) -> transport.Transport | None:
     """How to reduce over ranks; None when these tensors are this process's own affair."""
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"`group` is {group!r}; expected a torch.distributed process group that this rank is"
-            " in, such as mesh.get_group()"
-        )
-    roots = [frozenset(layout.root) for layout in layouts_of(tensors)]
+    if group is None and reduce is None and given.are_plain:
+        return None
+    roots = [frozenset(layout.root) for layout in layouts_of(given.tensors)]
     if group is None and roots:
         group = transport.covering_group(roots)
     if reduce is not None:
         ranks = () if group is None else group_ranks(group)
-        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-        return transport.over_hook(reduce, ranks, device)
+        return transport.over_hook(reduce, ranks, given.device)
     return None if group is None else transport.over_group(group)
 
 

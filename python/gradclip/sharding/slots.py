@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gradclip.sharding.copies import digit_values
-from gradclip.sharding.failure import ShardedClipError
+from gradclip.sharding.failure import ShardedClipError, raise_failure
 from gradclip.sharding.plan import Plan
 
 _ABSTAIN = -(2**40)
@@ -30,14 +30,18 @@ class Slots:
         return {id(entry): self.first + k for k, entry in enumerate(plan.entries)}
 
 
-def agreed_slots(plan: Plan) -> Slots:
-    """The slots of this list of parameters.
+def agreed_slots(plan: Plan, cause: Exception | None = None) -> Slots:
+    """The slots of this list of parameters; `cause` is why this rank refuses, if it does.
 
     Raises:
-        ShardedClipError: on every rank, when ranks of one stage list different numbers of them.
+        ShardedClipError: on every rank, when one refuses, or when ranks of one stage list
+            different numbers of parameters.
     """
     stage, stages = _stage(plan)
-    known = plan.transport.max_(torch.tensor([stages], dtype=torch.int64)).tolist()[0]
+    asked = torch.tensor([stages, int(cause is not None)], dtype=torch.int64)
+    known, refused = plan.transport.max_(asked).tolist()
+    if refused:
+        raise_failure(plan.transport, cause)
     counts = torch.full((2, known), _ABSTAIN, dtype=torch.int64)
     if plan.entries:
         counts[:, stage] = torch.tensor([len(plan.entries), -len(plan.entries)])

@@ -37,6 +37,11 @@ class Transport:
         """How errors call this rank."""
         return f"rank {self.rank}" if _initialized() else "a rank"
 
+    def is_like(self, other: Transport) -> bool:
+        """Whether both reduce over the same ranks in the same way."""
+        same_ranks = bool(self.ranks) and (self.ranks, self.device) == (other.ranks, other.device)
+        return self.reduce is other.reduce or same_ranks
+
     def sum_(self, vector: torch.Tensor) -> torch.Tensor:
         """The vector summed over ranks, in place when it is on the transport's device."""
         return self._reduced(vector, "sum")
