@@ -120,7 +120,7 @@ impl Memory {
             [run] if run.stride == 1 => Ok(Layout::run(run.size, self.weight)),
             [rows] => Ok(rows_of(1, *rows)),
             [run, rows] if run.stride == 1 => Ok(rows_of(run.size, *rows)),
-            [inner, ..] => Err(TooManyDims(self.dims.len())),
+            _ => Err(TooManyDims(self.dims.len())),
         }
     }
 
