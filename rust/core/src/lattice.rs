@@ -2,7 +2,7 @@
 //!
 //! A strided set is `{ Σ stride_i * x_i : 0 <= x_i < size_i }`. Two strided memory regions share a byte iff a set made
 //! of both contains their distance. In general that is a knapsack problem; with at most two strides left after
-//! [`absorb`] it is decided in logarithmic time, beyond that by a search whose steps come out of a budget.
+//! `absorb` it is decided in logarithmic time, beyond that by a search whose steps come out of a budget.
 
 use smallvec::SmallVec;
 
