@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 import os
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradclip import _core, images, work
+from gradclip import _core, work
 from gradclip.parameters import warn
 from gradclip.settings import Settings
+
+if TYPE_CHECKING:
+    from gradclip import images
 
 _COLLECT, _FINISH = 1, 2
 """What the last program of a sum does: write the sums, or the total too."""
@@ -54,6 +57,8 @@ class _Step(NamedTuple):
 
 @cache
 def _kernel(device: int, entry: str) -> _Kernel:
+    from gradclip import images  # with the first kernel: without a device nobody needs it
+
     image = images.image_for(_core.architecture(device), entry)
     parts = int(image.constants.get("PARTS", 1))
     return _Kernel(loaded(device, image), image.chunk, parts)
@@ -84,6 +89,8 @@ def is_served(device: int) -> bool:
         ImageError: the installed images are damaged.
         RuntimeError: no CUDA driver, or a process that was forked from one that used CUDA.
     """
+    from gradclip import images
+
     torch.cuda.init()  # refuses in a forked process, before the driver is asked for anything
     try:
         _kernel(device, "scale_float32")
