@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from gradclip.settings import Settings
+
 
 def number(value: float | str | Tensor, name: str) -> float:
     """An argument as a float.
@@ -110,6 +112,27 @@ def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if not is_dtype or (dtype is not None and not dtype.is_floating_point):
         raise TypeError(f"`dtype` is {dtype!r}; expected a floating dtype such as torch.float64")
     return dtype
+
+
+def settings(
+    norm_type: float,
+    max_norm: float,
+    eps: float,
+    scale: float | Tensor | None,
+    error_if_nonfinite: bool,
+) -> Settings:
+    """The numbers of a clip.
+
+    Raises:
+        TypeError, ValueError: as `order`, `limit`, `epsilon` and `loss_scale`.
+    """
+    return Settings(
+        order(norm_type),
+        limit(max_norm, "max_norm"),
+        epsilon(eps),
+        loss_scale(scale),
+        error_if_nonfinite,
+    )
 
 
 def attribute(grad: str) -> str:

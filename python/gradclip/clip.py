@@ -74,13 +74,7 @@ def clip_(
         In every case before any gradient was written.
     """
     try:
-        settings = Settings(
-            arguments.order(norm_type),
-            arguments.limit(max_norm, "max_norm"),
-            arguments.epsilon(eps),
-            arguments.loss_scale(scale),
-            error_if_nonfinite,
-        )
+        settings = arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
         dtype = arguments.result_dtype(dtype)
     except (TypeError, ValueError) as refusal:
         tell_all_ranks(refusal, parameters, grad, sharding)

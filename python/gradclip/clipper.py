@@ -107,12 +107,8 @@ class Clipper:
     def _settings(self, scale: float | Tensor | None) -> Settings:
         """What is asked of this clip; attributes may have been set since the last."""
         arguments.result_dtype(self.dtype)
-        return Settings(
-            arguments.order(self.norm_type),
-            arguments.limit(self.max_norm, "max_norm"),
-            arguments.epsilon(self.eps),
-            arguments.loss_scale(scale),
-            self.error_if_nonfinite,
+        return arguments.settings(
+            self.norm_type, self.max_norm, self.eps, scale, self.error_if_nonfinite
         )
 
     def _clip_alone(self, settings: Settings) -> Tensor:

@@ -35,9 +35,14 @@ def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def remembered(total_norm: Tensor) -> float | Tensor:
-    """The float64 that a total norm was rounded from, whatever was done to the tensor since."""
-    known = getattr(total_norm, _EXACT, 0.0)  # 0 where there was no gradient
-    return total_in(known) if isinstance(known, Tensor) else float(known)
+    """The float64 that a total norm was rounded from, whatever was done to the tensor since.
+
+    What the tensor says where it remembers none, as one that a compiled graph returned may.
+    """
+    known = _known(total_norm)
+    if known is not None:
+        return known
+    return float(total_norm) if total_norm.device.type == "cpu" else total_norm.to(torch.float64)
 
 
 def total_in(result: Tensor) -> Tensor:
@@ -64,11 +69,16 @@ def float64_of(total_norm: float | Tensor) -> float | Tensor:
 
 
 def _float64_on_device(total_norm: Tensor) -> Tensor:
-    known = getattr(total_norm, _EXACT, None)
+    known = _known(total_norm)
     if isinstance(known, Tensor):
-        return total_in(known)
+        return known
     value = total_norm.reshape(-1)[0].to(torch.float64)
     return value if known is None else torch.full_like(value, known)
+
+
+def _known(total_norm: Tensor) -> float | Tensor | None:
+    known = getattr(total_norm, _EXACT, None)
+    return total_in(known) if isinstance(known, Tensor) else known
 
 
 def coefficient(total: float | Tensor, max_norm: float, eps: float) -> float | Tensor:
