@@ -1,6 +1,7 @@
 """Checks of numbers that callers pass; a refusal names the argument, the value and the remedy."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -144,3 +145,12 @@ def attribute(grad: str) -> str:
     if not isinstance(grad, str):
         raise TypeError(f'`grad` is {grad!r}; expected the name of an attribute, such as "grad"')
     return grad
+
+
+def refuse_unknown(function: str, passed: Mapping[str, object], known: Sequence[str]) -> None:
+    """Placeholder."""
+    unknown = sorted(set(passed) - set(known))
+    if unknown:
+        raise TypeError(
+            f"unknown argument `{unknown[0]}`; about ranks there are {', '.join(known)}"
+        )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, compiled, engine, gradients, totals
+from gradclip import _core, arguments, compiled, engine, entry, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.refused import entered, tell_all_ranks
-from gradclip.sharding.session import Sharding, refuse_unknown
+from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    import torch.distributed as dist
+    from typing_extensions import Never
 
 
 @without_grad
@@ -32,7 +34,13 @@ def clip_(
     eps: float = 1e-6,
     scale: float | Tensor | None = None,
     grad: str = "grad",
-    **sharding: Unpack[Sharding],
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Clips gradients in place so that their total norm is at most `max_norm`.
 
@@ -58,9 +66,21 @@ def clip_(
         scale: a loss scale, > 0: gradients are divided by it in the same pass, and norm and result
             are those of the unscaled gradients: the exact norm, rounded, over the scale.
         grad: the attribute that holds a parameter's gradient.
-        **sharding: over ranks: group, reduce, plain, distinct_dims, replicas and check_replicas,
-            as `gradclip.sharding.Sharding` describes them. DTensors are clipped over all ranks
-            without any of them; every rank must call, whatever it holds.
+        group: the process group whose ranks clip together. By default the world, when there are
+            DTensors (whose roots must cover it); without DTensors every rank clips alone. Every
+            rank of the group must call, whatever it holds.
+        reduce: a callable (int64 vector, "sum" or "max") that reduces the vector in place over all
+            ranks, instead of the group's all_reduce.
+        plain: who holds replicas of plain tensors: "replicated" (all ranks of the stage; the
+            default beside DTensors and for a DistributedDataParallel module), "distinct" (nobody
+            else; the default without DTensors), or the ranks, as a list, a process group or a mesh.
+        distinct_dims: dimensions of the root mesh, by name or as a mesh, along which ranks hold
+            other tensors rather than replicas of those whose mesh lacks the dimension.
+        replicas: overrides of `plain` for single parameters, as a mapping from names or parameters
+            or a callable (name, parameter); also "elsewhere", for a replica that other ranks count.
+        check_replicas: when the contents of replicas are compared: True at every call, n at every
+            n-th, False never; by default when first seen non-zero, at the 2nd, 4th, 8th, ... use
+            and then at every 1,024th.
 
     Returns:
         The total norm before clipping: a 0-dim tensor on the first gradient's device, without
@@ -73,15 +93,24 @@ def clip_(
             any rank found wrong, in the same words on all.
         In every case before any gradient was written.
     """
-    try:
-        settings = arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
-        dtype = arguments.result_dtype(dtype)
-    except (TypeError, ValueError) as refusal:
-        tell_all_ranks(refusal, parameters, grad, sharding)
-        raise
+    sharding = entry.options(
+        unknown,
+        group=group,
+        reduce=reduce,
+        plain=plain,
+        distinct_dims=distinct_dims,
+        replicas=replicas,
+        check_replicas=check_replicas,
+    )
     if torch.compiler.is_compiling() and not sharding:
-        return compiled.clip_(parameters, grad, settings, dtype)
-    given, session = entered(parameters, grad, sharding)
+        settings = arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
+        return compiled.clip_(parameters, grad, settings, arguments.result_dtype(dtype))
+
+    def check() -> Settings:
+        arguments.result_dtype(dtype)
+        return arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
+
+    given, session, settings = entry.enter("clip_", parameters, grad, sharding, check)
     if session is not None:
         return sharded.clip_(session, given, settings, dtype)[0]
     found = gradients.of(given, grad)
@@ -124,13 +153,32 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
-    **sharding: Unpack[Sharding],
+    *,
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """`clip_` with the signature of `torch.nn.utils.clip_grad_norm_`.
 
     `foreach` is accepted and changes nothing: there is one engine.
     """
-    return clip_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, **sharding)
+    return clip_(
+        parameters,
+        max_norm,
+        norm_type,
+        error_if_nonfinite=error_if_nonfinite,
+        group=group,
+        reduce=reduce,
+        plain=plain,
+        distinct_dims=distinct_dims,
+        replicas=replicas,
+        check_replicas=check_replicas,
+        **unknown,
+    )
 
 
 @without_grad
@@ -141,22 +189,37 @@ def get_total_norm(
     foreach: bool | None = None,
     *,
     dtype: torch.dtype | None = None,
-    **sharding: Unpack[Sharding],
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """The total norm of tensors (gradients, not parameters), with torch's signature.
 
     Args, result and errors are those of `clip_`; `foreach` is accepted and changes nothing. The
     returned tensor remembers its float64: `clip_grads_with_norm_` writes what `clip_` would.
     """
-    try:
-        settings = Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
-        dtype = arguments.result_dtype(dtype)
-    except (TypeError, ValueError) as refusal:
-        tell_all_ranks(refusal, tensors, None, sharding)
-        raise
+    sharding = entry.options(
+        unknown,
+        group=group,
+        reduce=reduce,
+        plain=plain,
+        distinct_dims=distinct_dims,
+        replicas=replicas,
+        check_replicas=check_replicas,
+    )
     if torch.compiler.is_compiling() and not sharding:
-        return compiled.total_norm(tensors, settings, dtype)
-    given, session = entered(tensors, None, sharding)
+        settings = Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
+        return compiled.total_norm(tensors, settings, arguments.result_dtype(dtype))
+
+    def check() -> Settings:
+        arguments.result_dtype(dtype)
+        return Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
+
+    given, session, settings = entry.enter("get_total_norm", tensors, None, sharding, check)
     if session is not None:
         return sharded.total_norm(session, given, settings, dtype)
     found = gradients.given(given)
@@ -176,7 +239,13 @@ def clip_grads_with_norm_(
     *,
     eps: float = 1e-6,
     grad: str = "grad",
-    **sharding: Unpack[Sharding],
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> None:
     """Scales the gradients of parameters by min(1, max_norm / (total_norm + eps)).
 
@@ -187,14 +256,20 @@ def clip_grads_with_norm_(
         foreach: accepted, changes nothing.
         eps: as for `clip_`.
         grad: as for `clip_`.
-        **sharding: accepted, changes nothing: scaling needs no other rank.
+        group: accepted like the other options about ranks, which change nothing: scaling needs no
+            other rank.
+        reduce: as `group`.
+        plain: as `group`.
+        distinct_dims: as `group`.
+        replicas: as `group`.
+        check_replicas: as `group`.
 
     Raises:
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.
         TypeError: raw gradients were passed instead of parameters.
     """
     max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
-    refuse_unknown(sharding)
+    arguments.refuse_unknown("clip_grads_with_norm_", unknown, ())
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     total = totals.float64_of(total_norm)

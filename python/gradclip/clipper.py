@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradclip import arguments, clip, compiled, gradients, totals
+from gradclip import arguments, clip, compiled, entry, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.parameters import ParametersLike, listed
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.refused import refuse
-from gradclip.sharding.session import Sharding, open_session
+from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.session import open_session
+from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    import torch.distributed as dist
+    from typing_extensions import Never
 
 
 class Clipper:
@@ -33,7 +36,12 @@ class Clipper:
         dtype: as for `gradclip.clip_`.
         eps: as for `gradclip.clip_`.
         grad: as for `gradclip.clip_`.
-        **sharding: as for `gradclip.clip_`.
+        group: as for `gradclip.clip_`; like the following.
+        reduce: as for `gradclip.clip_`.
+        plain: as for `gradclip.clip_`.
+        distinct_dims: as for `gradclip.clip_`.
+        replicas: as for `gradclip.clip_`.
+        check_replicas: as for `gradclip.clip_`.
 
     Attributes:
         max_norm: the limit of the next clip; may be changed between steps, on all ranks alike.
@@ -53,8 +61,26 @@ class Clipper:
         dtype: torch.dtype | None = None,
         eps: float = 1e-6,
         grad: str = "grad",
-        **sharding: Unpack[Sharding],
+        group: dist.ProcessGroup | None = None,
+        reduce: Reduce | None = None,
+        plain: Any = None,
+        distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+        replicas: Replicas | None = None,
+        check_replicas: bool | int | None = None,
+        **unknown: Never,
     ) -> None:
+        sharding = entry.options(
+            unknown,
+            group=group,
+            reduce=reduce,
+            plain=plain,
+            distinct_dims=distinct_dims,
+            replicas=replicas,
+            check_replicas=check_replicas,
+        )
+        arguments.refuse_unknown("Clipper", unknown, ())
+        if entry.is_data_parallel(parameters) and group is not None:
+            sharding = {"plain": "replicated", **sharding}
         self.max_norm = arguments.limit(max_norm, "max_norm")
         self.norm_type, self.eps = arguments.order(norm_type), arguments.epsilon(eps)
         self.dtype = arguments.result_dtype(dtype)
@@ -72,9 +98,9 @@ class Clipper:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
         try:
             settings = self._settings(scale)
-        except (TypeError, ValueError) as refusal:
+        except Exception as cause:
             if self._session is not None:
-                refuse(refusal, self._session, self._given)
+                sharded.refuse(self._session, "clip_", cause)
             raise
         if self._session is not None:
             self.total_norm, self._coefficient = sharded.clip_(

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gradclip import gradients
+from gradclip import arguments, entry, gradients
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed
 from gradclip.sharding import explain as sharded
-from gradclip.sharding.session import Sharding, session_for
+from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.session import session_for
+from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    import torch.distributed as dist
+    from typing_extensions import Never
 
 
 class Row(NamedTuple):
@@ -54,18 +57,43 @@ def _table(fields: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
 
 
 def explain(
-    parameters: ParametersLike, *, grad: str = "grad", **sharding: Unpack[Sharding]
+    parameters: ParametersLike,
+    *,
+    grad: str = "grad",
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> Explanation:
     """The route of each gradient, with its reason; nothing is summed, sent or written.
 
     Args:
         parameters: as for `gradclip.clip_`.
         grad: as for `gradclip.clip_`.
-        **sharding: as for `gradclip.clip_`; then `shares` says which elements this rank counts.
+        group: as for `gradclip.clip_`, like the following; over ranks `shares` says which elements
+            this rank counts.
+        reduce: as for `gradclip.clip_`.
+        plain: as for `gradclip.clip_`.
+        distinct_dims: as for `gradclip.clip_`.
+        replicas: as for `gradclip.clip_`.
+        check_replicas: as for `gradclip.clip_`.
 
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
+    sharding = entry.options(
+        unknown,
+        group=group,
+        reduce=reduce,
+        plain=plain,
+        distinct_dims=distinct_dims,
+        replicas=replicas,
+        check_replicas=check_replicas,
+    )
+    arguments.refuse_unknown("explain", unknown, ())
     given = listed(parameters)
     if session := session_for(given, grad, sharding):
         found, shares = sharded.explain(session, given)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradclip import arguments, engine, gradients
+from gradclip import arguments, engine, entry, gradients
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.refused import entered, tell_all_ranks
-from gradclip.sharding.session import Sharding
+from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    import torch.distributed as dist
+    from typing_extensions import Never
 
 
 @without_grad
@@ -26,7 +28,13 @@ def grad_norms(
     *,
     dtype: torch.dtype | None = None,
     grad: str = "grad",
-    **sharding: Unpack[Sharding],
+    group: dist.ProcessGroup | None = None,
+    reduce: Reduce | None = None,
+    plain: Any = None,
+    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    replicas: Replicas | None = None,
+    check_replicas: bool | int | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """The norm of each parameter's gradient, in one pass over all of them.
 
@@ -35,6 +43,12 @@ def grad_norms(
         norm_type: as for `gradclip.clip_`.
         dtype: as for `gradclip.clip_`.
         grad: as for `gradclip.clip_`.
+        group: as for `gradclip.clip_`; like the following.
+        reduce: as for `gradclip.clip_`.
+        plain: as for `gradclip.clip_`.
+        distinct_dims: as for `gradclip.clip_`.
+        replicas: as for `gradclip.clip_`.
+        check_replicas: as for `gradclip.clip_`.
 
     Returns:
         A 1-dim tensor, one norm a parameter in the order given, on the first gradient's device; 0
@@ -43,12 +57,21 @@ def grad_norms(
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
-    try:
-        norm_type, dtype = arguments.order(norm_type), arguments.result_dtype(dtype)
-    except (TypeError, ValueError) as refusal:
-        tell_all_ranks(refusal, parameters, grad, sharding, each=True)
-        raise
-    given, session = entered(parameters, grad, sharding, each=True)
+    sharding = entry.options(
+        unknown,
+        group=group,
+        reduce=reduce,
+        plain=plain,
+        distinct_dims=distinct_dims,
+        replicas=replicas,
+        check_replicas=check_replicas,
+    )
+
+    def check() -> float:
+        arguments.result_dtype(dtype)
+        return arguments.order(norm_type)
+
+    given, session, norm_type = entry.enter("grad_norms", parameters, grad, sharding, check)
     if session is not None:
         return sharded.each_norm(session, given, norm_type, dtype)
     found = gradients.of(given, grad)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from gradclip import _core, arguments, engine, gradients, totals
+from gradclip import _core, arguments, engine, gradients, nonfinite, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters
 from gradclip.settings import Settings
-from gradclip.sharding import absent, compat, deferred, placements
+from gradclip.sharding import (
+    absent,
+    compat,
+    deferred,
+    exchange,
+    per_parameter,
+    placements,
+    raising,
+)
 from gradclip.sharding.absent import ABSENT
-from gradclip.sharding.contribution import Contribution
+from gradclip.sharding.contribution import Contribution, Request, prepare, refusal
 from gradclip.sharding.deferred import DeviceEngine
-from gradclip.sharding.exchange import Exchange
-from gradclip.sharding.failure import ShardedClipError, raise_unheard
+from gradclip.sharding.errors import ShardedClipError
+from gradclip.sharding.exchange import Outcome
 from gradclip.sharding.session import Session, unique
-from gradclip.sharding.slots import agreed_slots
 
 
 def clip_(
@@ -38,52 +45,66 @@ def clip_(
         ShardedClipError: on every rank alike, before any gradient was touched; on a device, other
             ranks than the one that failed raise at their next call.
     """
-    exchange = _opened(session, given, settings)
+    mine = _opened(session, given, Request("clip_", settings))
     state = session.deferred
-    if not state.waits and (engine_ := _device_engine(exchange)):
-        result = state.clip_(engine_, exchange.mine, session.plan.transport.device)
+    if not state.waits and (engine_ := _device_engine(mine)):
+        result = state.clip_(engine_, mine)
+        session.schedule.advance(verified_fresh=False)
         dtype = dtype or (torch.float64 if state.double else torch.float32)
         return totals.from_result(result.view(torch.float32), dtype), result[1]
     state.waits = True
-    total = totals.unscaled(_total(exchange), settings.norm_type, settings.scale)
+    exact, outcome = _total(mine)
+    total = totals.unscaled(exact, settings.norm_type, settings.scale)
     coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
-    engine.scale_(_read(exchange), coefficient / settings.scale)
-    state.double, state.waits = exchange.double, False
-    return _tensor(exchange, given, total, dtype), coefficient
+    assert mine.local is not None, "a rank that failed has raised"
+    engine.scale_(mine.local.gradients, coefficient / settings.scale)
+    state.double, state.waits = outcome.double, False
+    return _tensor(mine, given, total, dtype, outcome), coefficient
 
 
 def check(session: Session) -> None:
-    """Raise what the last clip came to on a device, if it came to nothing good.
+    """Raise what the last clip came to on a device, if it failed.
 
     Raises:
         ShardedClipError: as `clip_`.
     """
     verdict = session.deferred.earlier()
-    if verdict is not None and verdict.bad:
-        raise_unheard(verdict, None, session.plan.transport.label)
+    if verdict is None:
+        return
+    if verdict.needs_rounds:
+        raising.raise_from_verdict(verdict, None, session.plan.transport.label)
+    if verdict.comparing:
+        session.schedule.restart()
 
 
-def _opened(session: Session, given: Parameters, settings: Settings) -> Exchange:
-    """The exchange of a call, once an earlier one that went wrong was told."""
-    exchange = Exchange(Contribution(session.plan, settings, unique(given)))
+def refuse(session: Session, function: str, cause: Exception) -> None:
+    """Let every rank know that this one refused its arguments.
+
+    Raises:
+        ShardedClipError: on every rank alike.
+    """
+    exchange.total(refusal(session, Request(function, Settings(2.0)), cause))
+
+
+def _opened(session: Session, given: Parameters, request: Request) -> Contribution:
+    """This rank's part in a call, once an earlier one that went wrong was reported."""
     try:
         if not _capturing():
             check(session)
     except ShardedClipError as earlier:
-        exchange.give_up(earlier)
+        exchange.give_up(refusal(session, request, earlier))
         raise
-    return exchange
+    return prepare(session, unique(given), request)
 
 
 def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _device_engine(exchange: Exchange) -> DeviceEngine | None:
-    mine = exchange.mine
+def _device_engine(mine: Contribution) -> DeviceEngine | None:
     if mine.local is None or not mine.deferrable():
         return None
-    return deferred.engine_for(mine.local.gradients, exchange.transport.device)
+    return deferred.engine_for(mine.local.gradients, mine.plan.transport.device)
 
 
 def total_norm(
@@ -93,28 +114,53 @@ def total_norm(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The total norm over all ranks, the same bits on each."""
-    exchange = _opened(session, given, settings)
-    return _tensor(exchange, given, _total(exchange), dtype)
+    mine = _opened(session, given, Request("get_total_norm", settings))
+    exact, outcome = _total(mine)
+    return _tensor(mine, given, exact, dtype, outcome)
 
 
 def each_norm(
     session: Session, given: Parameters, norm_type: float, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """The norm of each parameter of this rank's list, over all ranks that hold pieces of it."""
-    if session.slots is None:
-        session.slots = agreed_slots(session.plan)
-    slot_of = session.slots.of(session.plan)
-    parameters = unique(given)
-    slots = (session.slots.total, slot_of)
-    exchange = Exchange(Contribution(session.plan, Settings(norm_type), parameters, slots))
-    norms = exchange.totals()
-    by_id = {
-        id(parameter): norms[slot_of[id(entry)]]
-        for parameter, entry in zip(parameters, session.plan.entries, strict=True)
-    }
+    """The norm of each parameter of this rank's list, over all ranks that hold parts of it."""
+    mine = _opened(session, given, Request("grad_norms", Settings(norm_type)))
+    norms, outcome = per_parameter.norms(mine)
+    parameters = zip(unique(given), session.plan.entries, strict=True)
+    by_id = {id(parameter): norms[entry] for parameter, entry in parameters}
     each = [by_id[id(parameter)] for parameter in given.tensors]
-    dtype = dtype or (torch.float64 if exchange.double else torch.float32)
-    return torch.tensor(each, dtype=dtype, device=_device(exchange, given))
+    dtype = dtype or (torch.float64 if outcome.double else torch.float32)
+    return torch.tensor(each, dtype=dtype, device=_device(mine, given))
+
+
+def _total(mine: Contribution) -> tuple[float, Outcome]:
+    exact, outcome = exchange.total(mine)
+    if mine.request.settings.error_if_nonfinite and not math.isfinite(exact):
+        _raise_non_finite(mine, outcome)
+    return exact, outcome
+
+
+def _raise_non_finite(mine: Contribution, outcome: Outcome) -> NoReturn:
+    where = None
+    if not outcome.deferred:
+        where = raising.agree_on_message(mine.plan.transport, _non_finite_here(mine, outcome))
+    raise ShardedClipError(
+        f"The total norm of order {mine.request.settings.norm_type} for gradients from `parameters`"
+        f" is non-finite, so it cannot be clipped{f': {where}' if where else ''}. To disable this"
+        " error and scale the gradients by the non-finite norm anyway, set"
+        " `error_if_nonfinite=False`"
+    )
+
+
+def _non_finite_here(mine: Contribution, outcome: Outcome) -> str | None:
+    """This rank and what is not finite in the part that it counts; None where all is."""
+    assert mine.local is not None, "a rank that failed has raised"
+    try:
+        parts = [mine.local, *([outcome.pieces.read()] if outcome.pieces else [])]
+        described = [nonfinite.describe_nonfinite(part.gradients) for part in parts]
+    except Exception as error:  # the error at hand matters more
+        described = [f"{type(error).__name__} while looking for it"]
+    found = "; ".join(filter(None, described))
+    return f"{mine.plan.transport.label}: {found}" if found else None
 
 
 def local_gradients(given: Parameters, attribute: str | None, linear: bool = True) -> Gradients:
@@ -159,30 +205,17 @@ def _local(gradient: torch.Tensor, name: str, linear: bool) -> torch.Tensor:
     return compat.local_tensor(gradient)
 
 
-def _read(exchange: Exchange) -> Gradients:
-    assert exchange.mine.local is not None, "a rank that failed has raised"
-    return exchange.mine.local.gradients
-
-
-def _total(exchange: Exchange) -> float:
-    (total,) = exchange.totals()
-    asked = exchange.mine.settings
-    if asked.error_if_nonfinite and not math.isfinite(total):
-        raise ShardedClipError(
-            f"The total norm of order {asked.norm_type} for gradients from `parameters` is"
-            " non-finite, so it cannot be clipped. To disable this error and scale the gradients by"
-            " the non-finite norm anyway, set `error_if_nonfinite=False`"
-        )
-    return total
-
-
-def _device(exchange: Exchange, given: Parameters) -> torch.device:
-    tensors: Sequence[torch.Tensor] = exchange.mine.gathered.tensors
+def _device(mine: Contribution, given: Parameters) -> torch.device:
+    tensors: Sequence[torch.Tensor] = [] if mine.gathered is None else mine.gathered.tensors
     return tensors[0].device if tensors else given.device
 
 
 def _tensor(
-    exchange: Exchange, given: Parameters, total: float, dtype: torch.dtype | None
+    mine: Contribution,
+    given: Parameters,
+    total: float,
+    dtype: torch.dtype | None,
+    outcome: Outcome,
 ) -> torch.Tensor:
-    dtype = dtype or (torch.float64 if exchange.double else torch.float32)
-    return totals.tensor_of(total, dtype, _device(exchange, given))
+    dtype = dtype or (torch.float64 if outcome.double else torch.float32)
+    return totals.tensor_of(total, dtype, _device(mine, given))

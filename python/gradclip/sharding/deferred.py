@@ -10,16 +10,18 @@ were compared, sums need no second pass, and non-finite totals are not to be rai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from gradclip import engine
 from gradclip.cuda import CudaEngine
 from gradclip.gradients import Gradients
-from gradclip.sharding import message
-from gradclip.sharding.contribution import Contribution
+from gradclip.sharding import agreement
+
+if TYPE_CHECKING:
+    from gradclip.sharding.contribution import Contribution
 
 _KEPT_JUDGES = 64
 
@@ -68,18 +70,20 @@ class Pending:
     maximum: bool
     event: torch.cuda.Event | None
 
-    def read(self) -> message.Verdict:
+    def read(self) -> agreement.Verdict:
         """The verdict; waits for the device to reach it."""
         if self.event is not None:
             self.event.synchronize()
-        return message.read(self.tail.tolist(), self.maximum)
+        return agreement.read(self.tail.tolist(), self.maximum)
 
 
 class Judge:
     """The tail that this rank sends and expects, kept on the device between calls."""
 
-    def __init__(self, tail: message.Tail, ranks: int, maximum: bool, device: torch.device) -> None:
-        good, fixed = message.expected(tail, ranks, maximum)
+    def __init__(
+        self, tail: agreement.Tail, ranks: int, maximum: bool, device: torch.device
+    ) -> None:
+        good, fixed = agreement.expected(tail, ranks, maximum)
         rows = [tail.words(maximum), good, fixed]
         words = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.sent, self.good, self.fixed = words.to(device, non_blocking=True)
@@ -89,15 +93,18 @@ class Judge:
         """The vector to reduce."""
         vector = torch.cat([sums, self.sent])
         if not self.maximum:
-            vector[message.EXTREME].fill_(0)  # `= 0` would copy from the host
+            vector[agreement.EXTREME].fill_(0)  # `= 0` would copy from the host
         return vector
 
-    def is_bad(self, tail: torch.Tensor) -> torch.Tensor:
-        """A 0-dim boolean: whether a rank failed, or ranks differ."""
-        plain = tail[message.PLAIN_COPIES] * tail[message.PLAIN_SHARDS]
-        unbalanced = tail[message.BALANCES :].remainder(message.BALANCE)
+    def is_bad(self, sums: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        """A 0-dim boolean: whether a rank failed, ranks differ, or more rounds would follow."""
+        plain = tail[agreement.PLAIN_REPLICAS] * tail[agreement.PLAIN_SHARDS]
+        remainders = tail[agreement.BALANCES :].remainder(agreement.BALANCE).view(4, 2).any(dim=1)
+        outline, pending, content, compared = remainders
         differs = ((tail - self.good) * self.fixed).any()
-        return torch.logical_or(differs, unbalanced.any()).logical_or(plain != 0)
+        content_differs = torch.logical_and(content, compared.logical_not())
+        bad = torch.logical_or(outline, pending).logical_or(content_differs).logical_or(differs)
+        return bad.logical_or(plain != 0).logical_or(sums[agreement.OUT_OF_RANGE] != 0)
 
 
 class Deferred:
@@ -115,34 +122,35 @@ class Deferred:
         self.pending: Pending | None = None
         self.double = False
 
-    def earlier(self) -> message.Verdict | None:
+    def earlier(self) -> agreement.Verdict | None:
         """What the last deferred call came to, once; None when there is nothing to tell."""
         pending, self.pending = self.pending, None
         return None if pending is None else pending.read()
 
-    def clip_(self, engine: DeviceEngine, mine: Contribution, device: torch.device) -> torch.Tensor:
+    def clip_(self, engine: DeviceEngine, mine: Contribution) -> torch.Tensor:
         """Clip; float64[4] as `DeviceEngine.finish` gives.
 
         While a CUDA graph is captured there is no verdict to keep: its replays judge on the device.
         """
-        asked, transport = mine.settings, mine.plan.transport
-        judge = self._judge(mine, device)
+        asked, transport = mine.request.settings, mine.plan.transport
+        judge = self._judge(mine, transport.device)
         vector = judge.vector(engine.sums(asked.norm_type))
         reduced = transport.max_(vector) if judge.maximum else transport.sum_(vector)
-        sums, tail = message.split(reduced, judge.maximum)
-        bad = judge.is_bad(tail)
+        sums, tail = agreement.split(reduced, judge.maximum)
+        bad = judge.is_bad(sums[0], tail)
         result = engine.finish(sums[0], asked.norm_type, asked.max_norm, asked.eps, asked.scale)
         engine.scale_(torch.where(bad, torch.ones_like(result[2]), result[2]))
         self.pending = _on_its_way(tail, judge.maximum)
         return result
 
     def _judge(self, mine: Contribution, device: torch.device) -> Judge:
-        tail, maximum = mine.tail(), mine.maximum
-        tail.deferred = True
+        tail, maximum = replace(mine.tail, deferred=True), mine.request.maximum
         key = (int(maximum), *tail.words(maximum))
         if key in self.judges:
             return self.judges[key]
-        judge = Judge(tail, len(mine.plan.transport.ranks), maximum, device)
+        transport = mine.plan.transport
+        ranks = 1 if transport.is_dry else len(transport.ranks)
+        judge = Judge(tail, ranks, maximum, device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.captured.append(judge)
             return judge

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,26 +11,25 @@ from gradclip import engine, gradients
 from gradclip._core import PowerScale, Sums
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters
-from gradclip.sharding.plan import Entry, Gathered
+from gradclip.sharding.plan import Entry
 
 
 class Local:
-    """The local tensors of one call, and the pieces of partial gradients that were reduced.
+    """Local tensors of one call, of one parameter each, with the range that counts of each.
 
     Raises:
         TypeError: for dtypes without a norm.
         ValueError: for memory that overlaps; both name the gradient.
     """
 
-    def __init__(self, gathered: Gathered, pieces: Sequence[torch.Tensor]) -> None:
-        self.entries = gathered.entries
-        self.partial = gathered.partial
-        self.gradients = read(gathered.entries, gathered.tensors, gathered.owned)
-        owned = [
-            None if entry.share is None else entry.share.slice(piece.numel())
-            for entry, piece in zip(gathered.partial, pieces, strict=True)
-        ]
-        self.pieces = read(gathered.partial, pieces, owned)
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        tensors: Sequence[torch.Tensor],
+        owned: Sequence[tuple[int, int] | None],
+    ) -> None:
+        self.entries = entries
+        self.gradients = read(entries, tensors, owned)
 
     @property
     def double(self) -> bool:
@@ -38,23 +38,34 @@ class Local:
 
     def sums(self, norm_type: float, scale: PowerScale | None = None) -> Sums:
         """The sums of everything that this rank counts."""
-        sums = engine.sums(self.gradients, norm_type, scale)
-        if self.partial:
-            sums = sums.merged(engine.sums(self.pieces, norm_type, scale))
-        return sums
+        return engine.sums(self.gradients, norm_type, scale)
 
-    def each(self, norm_type: float) -> dict[int, Sums]:
-        """The sums of each parameter of the plan that counts here, by the id of its entry."""
-        found = _by_entry(self.entries, self.gradients, norm_type)
-        return found | _by_entry(self.partial, self.pieces, norm_type)
+    def each(self, norm_type: float) -> dict[Entry, Sums]:
+        """The sums of each parameter that counts here."""
+        found = engine.sums_each(self.gradients, norm_type)
+        positions = self.gradients.core.positions
+        return {
+            self.entries[position]: sums for position, sums in zip(positions, found, strict=True)
+        }
 
-    def only(self, entry: int, norm_type: float, scale: PowerScale) -> Sums | None:
-        """The sums of one parameter, by the id of its entry; None when it has no gradient here."""
-        for entries, read_ in ((self.partial, self.pieces), (self.entries, self.gradients)):
-            for place, position in enumerate(read_.core.positions):
-                if id(entries[position]) == entry:
-                    return engine.sums(read_.only(place), norm_type, scale)
+    def only(self, entry: Entry, norm_type: float, scale: PowerScale) -> Sums | None:
+        """The sums of one parameter; None when it has no gradient here."""
+        for index, position in enumerate(self.gradients.core.positions):
+            if self.entries[position] is entry:
+                return engine.sums(self.gradients.only(index), norm_type, scale)
         return None
+
+
+class Pieces(NamedTuple):
+    """The reduced pieces of pending gradients that this rank holds, and what it counts of each."""
+
+    entries: Sequence[Entry]
+    values: Sequence[torch.Tensor]
+    owned: Sequence[tuple[int, int]]
+
+    def read(self) -> Local:
+        """The pieces, read and checked."""
+        return Local(self.entries, self.values, self.owned)
 
 
 def read(
@@ -65,11 +76,3 @@ def read(
     """Tensors of these entries, read and checked, with the range that counts of each."""
     names = [entry.name or entry.label for entry in entries]
     return gradients.given(Parameters.of(list(tensors), names), list(owned))
-
-
-def _by_entry(entries: Sequence[Entry], found: Gradients, norm_type: float) -> dict[int, Sums]:
-    each = engine.sums_each(found, norm_type)
-    return {
-        id(entries[position]): sums
-        for position, sums in zip(found.core.positions, each, strict=True)
-    }

@@ -17,17 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gradclip.sharding import compat, copies, placements, words
+from gradclip.sharding import compat, copies, options, placements
+from gradclip.sharding.errors import OwnershipError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 #: What `replicas=` says of a tensor that no other rank has.
 DISTINCT = '"distinct"'
-
-
-class OwnershipError(ValueError):
-    """The copies of a gradient cannot be told, or its placement cannot be clipped."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ class Surroundings:
     group: tuple[int, ...]
     distinct_dims: tuple[Any, ...] = ("pp",)
     _known: dict[Any, Ownership] = field(default_factory=dict)
+    _known_holders: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     _layouts: dict[int, tuple[Any, copies.MeshLayout]] = field(default_factory=dict)
 
     def _layout(self, mesh: DeviceMesh) -> copies.MeshLayout:
@@ -149,6 +147,30 @@ class Surroundings:
             return Ownership(0, 0, partial, "this rank is outside the tensor's mesh")
         return Ownership(same.index(self.rank), len(same), partial, reason)
 
+    def holders_of(self, mesh: DeviceMesh, copies_of: Any) -> tuple[int, ...]:
+        """The ranks of the group that hold any part of a tensor on `mesh`, in one order for all.
+
+        The ranks of its mesh alone where the rules do not say who else holds replicas.
+        """
+        layout = self._layout(mesh)
+        key = layout, "holders", _hashable(copies_of)
+        if key not in self._known_holders:
+            self._known_holders[key] = self._holders(layout, copies_of)
+        return self._known_holders[key]
+
+    def _holders(self, layout: copies.MeshLayout, copies_of: Any) -> tuple[int, ...]:
+        members, held = frozenset(self.group), layout.ranks
+        by_rule = copies_of is None or copies_of == "replicated"
+        if by_rule and members <= frozenset(layout.root):
+            try:
+                distinct = () if copies_of == "replicated" else self.distinct_digits(layout)
+                indices = [layout.root.index(rank) for rank in layout.ranks]
+                covered = copies.digits_of(indices, len(layout.root))
+                held = copies.block_of(layout.root, distinct, self.rank, covered)
+            except ValueError:  # an irregular mesh, which is refused with its first gradient
+                pass
+        return tuple(rank for rank in held if rank in members)
+
     def of_plain(self, said: Any, roots: Sequence[copies.MeshLayout], name: str) -> Ownership:
         """Ownership of a plain tensor.
 
@@ -163,19 +185,28 @@ class Surroundings:
             why = "plain beside DTensors: a copy on every rank" if roots else "plain: a shard"
         else:
             why = "plain= or replicas= says so"
-        same = self._stage(roots, name) if said == "replicated" else self.ranks_of(said, name)
+        same = self._one_stage(roots, name) if said == "replicated" else self.ranks_of(said, name)
         if not same:
             return Ownership(0, 0, (), "replicas=: counted on other ranks")
         return Ownership(same.index(self.rank), len(same), (), why)
 
-    def _stage(self, roots: Sequence[copies.MeshLayout], name: str) -> tuple[int, ...]:
-        """The ranks of the group in the same stage: along no distinct dimension apart."""
+    def stage_of(self, roots: Sequence[copies.MeshLayout]) -> tuple[int, ...]:
+        """The ranks of the group in this rank's stage; all of them where the roots disagree."""
+        stages = self._stages(roots)
+        return stages.pop() if len(stages) == 1 else tuple(sorted(self.group))
+
+    def _stages(self, roots: Sequence[copies.MeshLayout]) -> set[tuple[int, ...]]:
         stages = set()
         for layout in roots:
             if self.rank in layout.root and set(self.group) <= set(layout.root):
                 distinct = self.distinct_digits(layout)
                 block = copies.block_of(layout.root, distinct, self.rank)
                 stages.add(tuple(sorted(set(block) & set(self.group))))
+        return stages
+
+    def _one_stage(self, roots: Sequence[copies.MeshLayout], name: str) -> tuple[int, ...]:
+        """The ranks of the group in the same stage: along no distinct dimension apart."""
+        stages = self._stages(roots)
         if len(stages) > 1:
             raise OwnershipError(
                 f"{name} is a plain tensor, and the root meshes beside it disagree about its stage:"
@@ -190,10 +221,10 @@ class Surroundings:
         if isinstance(said, str) and said == "distinct":
             return (self.rank,)
         try:
-            words.refuse_copies(said, f"copies of {name} are given as")
+            options.refuse_copies(said, f"copies of {name} are given as")
         except (TypeError, ValueError) as cause:
             raise OwnershipError(f"{cause}") from cause
-        ranks = words.listed_ranks(said) or ()
+        ranks = options.listed_ranks(said) or ()
         inside = tuple(sorted(set(ranks) & set(self.group)))
         if self.rank not in inside:
             raise OwnershipError(
@@ -231,7 +262,7 @@ def _meanings(placed: Sequence[Any], name: str) -> list[str]:
 
 
 def _hashable(said: Any) -> Any:
-    ranks = words.listed_ranks(said)
+    ranks = options.listed_ranks(said)
     return said if ranks is None else ranks
 
 

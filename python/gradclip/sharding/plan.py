@@ -6,99 +6,92 @@ missing gradient, a new tensor of the same layout or a newly frozen layer change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gradclip.sharding import absent, compat
 from gradclip.sharding.absent import ABSENT
+from gradclip.sharding.agreement import Balance, added, balanced_share, wide_tag
 from gradclip.sharding.copies import MeshLayout
+from gradclip.sharding.options import Rules
 from gradclip.sharding.ownership import Ownership, Surroundings, mesh_layout
-from gradclip.sharding.partial import Pending, Reduction
+from gradclip.sharding.pending import PendingGradient, pending_gradient
+from gradclip.sharding.replicas import Replica
 from gradclip.sharding.transport import Transport
-from gradclip.sharding.verification import Balance, Copy, balance
-
-#: What `replicas=` may be: who holds copies of a parameter, by name, by parameter, or by a rule.
-Replicas = Mapping[Any, Any] | Callable[[str | None, torch.Tensor], Any]
-
-
-@dataclass
-class Rules:
-    """The caller's word on what ranks hold, beside the placements."""
-
-    plain: Any = None
-    distinct_dims: tuple[Any, ...] = ("pp",)
-    replicas: Replicas | None = None
-    check_replicas: bool | None = None
-
-    def said_of(self, name: str | None, parameter: torch.Tensor) -> Any:
-        """What `replicas=` says of this parameter; None where it says nothing."""
-        if self.replicas is None:
-            return None
-        if callable(self.replicas):
-            return self.replicas(name, parameter)
-        if name is not None and name in self.replicas:
-            return self.replicas[name]
-        return next((said for key, said in self.replicas.items() if key is parameter), None)
 
 
 class Entry:
-    """One parameter of the plan, with what was found of its gradient."""
+    """One parameter of the plan, with what was decided of its gradient so far.
+
+    Attributes:
+        label: how errors call it.
+        identity: what all ranks call it: its name, or its position among parameters of its kind.
+        name: its name, or None.
+        listed: this rank's share of the balance by which all ranks that hold the parameter find
+            out whether each lists it alike.
+        holders: the ranks of the group that hold a part of it; () for plain shards.
+        may_be_pending: whether its gradient may be a pending sum that this rank does not have.
+        spec: the DTensor spec of its gradient.
+        share: which elements this rank counts; None before its first gradient.
+        replica: its outline among replicas; None if it has none.
+        outline: this rank's share of the balance of replicas' outlines.
+    """
 
     __slots__ = (
-        "balance",
-        "copy",
-        "device",
-        "dtype",
+        "holders",
+        "identity",
         "label",
+        "listed",
+        "may_be_pending",
         "name",
-        "said",
-        "shape",
+        "option",
+        "outline",
+        "replica",
         "share",
         "spec",
-        "verified",
     )
 
     def __init__(self, name: str | None, index: int) -> None:
         self.name = name
         self.label = f"`{name}`" if name is not None else f"parameter {index}"
-        self.said: Any = None
+        self.identity = self.label
+        self.listed: Balance = (0, 0)
+        self.holders: tuple[int, ...] = ()
+        self.may_be_pending = False
+        self.option: Any = None
         self.spec: Any = None
         self.share: Ownership | None = None
-        self.copy: Copy | None = None
-        self.balance: Balance = (0, 0)
-        self.shape: torch.Size | None = None
-        self.dtype: torch.dtype | None = None
-        self.device: torch.device | None = None
-        self.verified = False
+        self.replica: Replica | None = None
+        self.outline: Balance = (0, 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gathered:
-    """The gradients of one call: local tensors, and the range of each that counts here."""
+    """The gradients of one call: local tensors, and the range of each that counts here.
 
-    entries: list[Entry] = field(default_factory=list)
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    owned: list[tuple[int, int] | None] = field(default_factory=list)
-    partial: list[Entry] = field(default_factory=list)
-    partial_values: list[torch.Tensor] = field(default_factory=list)
-    copies: list[int] = field(default_factory=list)
-    cause: Exception | None = None
+    Attributes:
+        entries: the parameters that have a gradient.
+        tensors: their local tensors.
+        owned: the range of elements that counts of each; None for all.
+        replicas: positions in `entries` of gradients that other ranks hold too.
+        pending: the gradients whose sum is pending.
+        missing: parameters without a gradient that may be pending on other ranks.
+        outline: this rank's share of the balance of replicas' outlines.
+        cause: what is wrong with a gradient on this rank.
+    """
 
-    def outlines(self) -> Balance:
-        """The balance of the copies' dtypes and shapes: who has which gradient at all."""
-        return balance(self.entries[k].balance for k in self.copies)
-
-    def unverified(self) -> list[int]:
-        """Copies whose content was not yet compared."""
-        return [k for k in self.copies if not self.entries[k].verified]
-
-    def mark_verified(self) -> None:
-        """Remember that the content of all copies was compared."""
-        for k in self.copies:
-            self.entries[k].verified = True
+    entries: list[Entry]
+    tensors: list[torch.Tensor]
+    owned: list[tuple[int, int] | None]
+    replicas: list[int]
+    pending: list[PendingGradient]
+    missing: list[Entry]
+    outline: Balance
+    cause: Exception | None
 
 
 class Plan:
@@ -107,7 +100,7 @@ class Plan:
     Args:
         named: (name or None, parameter) pairs, each parameter once.
         transport: how vectors are reduced.
-        rules: the caller's declarations.
+        rules: the caller's options.
         attribute: where the gradient is found; None when the tensors are gradients themselves.
     """
 
@@ -125,116 +118,149 @@ class Plan:
         self.around = Surroundings(transport.rank, ranks, rules.distinct_dims)
         self.entries = [Entry(name, index) for index, (name, _) in enumerate(named)]
         self.layouts = layouts_of(parameter for _, parameter in named)
+        kinds: Counter[str] = Counter()
+        for entry, (_, parameter) in zip(self.entries, named, strict=True):
+            if entry.name is None:
+                kind = "DTensor" if compat.is_dtensor(parameter) else "tensor"
+                entry.identity = f"{kind} {kinds[kind]}"
+                kinds[kind] += 1
+            self._list(entry, parameter)
+        self.listed = added(entry.listed for entry in self.entries)
+        #: Replicas whose contents were not compared yet, or were all zero: uses until now.
+        self.fresh: dict[Entry, int] = {}
+        self._outlines: tuple[list[Entry], Balance] = ([], (0, 0))
+
+    def _list(self, entry: Entry, parameter: torch.Tensor) -> None:
+        entry.option = self.rules.option_of(entry.name, parameter)
+        spec: Any = getattr(parameter, "_spec", None)
+        if spec is None:
+            return
+        entry.holders = self.around.holders_of(spec.mesh, entry.option)
+        placed = spec.placements
+        entry.may_be_pending = self.attribute is not None and any(
+            placement.is_replicate() and spec.mesh.size(dim) > 1
+            for dim, placement in enumerate(placed)
+        )
+        if self.transport.rank in entry.holders:
+            index, count = entry.holders.index(self.transport.rank), len(entry.holders)
+            described = (*map(str, placed), *spec.mesh.mesh.shape)
+            outline = entry.identity, tuple(parameter.shape), str(parameter.dtype), described
+            entry.listed = balanced_share(index, count, "listed", *outline)
 
     def gather(self, parameters: Sequence[torch.Tensor]) -> Gathered:
         """The gradients as they are now; an error is kept as `cause`, for all ranks to hear.
 
         `parameters` are those of the plan, in its order.
         """
-        found = Gathered()
+        found = Gathered([], [], [], [], [], [], (0, 0), None)
+        cause: Exception | None = None
+        changed = False
         for entry, parameter in zip(self.entries, parameters, strict=True):
-            gradient: Any = parameter
             try:
+                gradient: Any = parameter
                 if self.attribute is not None:
                     gradient = getattr(parameter, self.attribute, ABSENT)
                 if gradient is ABSENT:
-                    gradient = None
                     self._refuse_absent(parameters)
-                if gradient is not None:
-                    self._add(found, entry, parameter, gradient)
-            except Exception as cause:
-                found.cause = found.cause or cause
-            if entry.share is not None and entry.share.partial:
-                found.partial.append(entry)
-                found.partial_values.append(_summand(entry, parameter, gradient))
-        return found
+                elif gradient is not None:
+                    changed |= self._add(found, entry, gradient)
+                elif entry.may_be_pending:
+                    found.missing.append(entry)
+            except Exception as error:
+                cause = cause or error
+        outline = self._outline_of([found.entries[k] for k in found.replicas], changed)
+        return Gathered(
+            found.entries,
+            found.tensors,
+            found.owned,
+            found.replicas,
+            found.pending,
+            found.missing,
+            outline,
+            cause,
+        )
+
+    def _outline_of(self, replicas: list[Entry], changed: bool) -> Balance:
+        """The balance of replicas' outlines: that of the last call, if it is of the same ones."""
+        known, balance = self._outlines
+        if changed or known != replicas:
+            balance = added(entry.outline for entry in replicas)
+            self._outlines = replicas, balance
+        return balance
 
     def _refuse_absent(self, parameters: Sequence[torch.Tensor]) -> None:
         assert self.attribute is not None
         names = [entry.name for entry in self.entries if entry.name is not None]
         absent.refuse(parameters, self.attribute, names or None)
 
-    def _add(
-        self, found: Gathered, entry: Entry, parameter: torch.Tensor, gradient: torch.Tensor
-    ) -> None:
+    def _add(self, found: Gathered, entry: Entry, gradient: torch.Tensor) -> bool:
+        """Adds a gradient; returns whether its outline among replicas is new."""
         spec = getattr(gradient, "_spec", None)
         local = gradient if spec is None else compat.local_tensor(gradient)
         if entry.share is None or spec is not entry.spec:
-            self._decide(entry, parameter, spec)
+            self._decide(entry, spec)
         share = entry.share
         assert share is not None
+        changed = False
         owned = None
         if share.count != 1 or share.partial:
             if share.count > 1:
-                found.copies.append(len(found.tensors))
-            self._outline(entry, share, local)
-            owned = _counted_in_place(share, local)
+                changed = self._outline(entry, share, local)
+                found.replicas.append(len(found.tensors))
+            owned = (0, 0) if share.partial else share.slice(local.numel())
+        if share.partial:
+            found.pending.append(pending_gradient(entry, gradient, local, share))
         found.entries.append(entry)
         found.tensors.append(local)
         found.owned.append(owned)
+        return changed
 
-    def _decide(self, entry: Entry, parameter: torch.Tensor, spec: Any) -> None:
+    def _decide(self, entry: Entry, spec: Any) -> None:
         """The share of a gradient whose layout was not seen before, or is a new object."""
         known = entry.spec
         both = spec is not None and known is not None and entry.share is not None
         if both and spec.mesh is known.mesh and spec.placements == known.placements:
             entry.spec = spec
             return
-        entry.said = self.rules.said_of(entry.name, parameter)
         if spec is None:
-            said = entry.said if entry.said is not None else self.rules.plain
-            share = self.around.of_plain(said, self.layouts, entry.label)
+            option = entry.option if entry.option is not None else self.rules.plain
+            share = self.around.of_plain(option, self.layouts, entry.label)
         else:
-            share = self.around.of_dtensor(spec.mesh, spec.placements, entry.said, entry.label)
-        entry.spec, entry.share, entry.copy, entry.verified = spec, share, None, False
+            share = self.around.of_dtensor(spec.mesh, spec.placements, entry.option, entry.label)
+        entry.spec, entry.share, entry.replica = spec, share, None
 
-    def _outline(self, entry: Entry, share: Ownership, local: torch.Tensor) -> None:
-        if entry.copy is not None and local.shape == entry.shape and local.dtype is entry.dtype:
-            return
-        entry.shape, entry.dtype, entry.device = local.shape, local.dtype, local.device
-        entry.verified = False
-        outline = (str(local.dtype), tuple(local.shape))
-        entry.copy = Copy(entry.label, share.index, share.count, outline)
-        entry.balance = entry.copy.weighed()
+    def _outline(self, entry: Entry, share: Ownership, local: torch.Tensor) -> bool:
+        known = entry.replica
+        if known is not None and local.shape == known.shape and local.dtype is known.dtype:
+            return False
+        by_caller = entry.option is not None and entry.option != "replicated"
+        identity = None if by_caller else entry.identity
+        shape = tuple(local.shape)
+        entry.replica = Replica(entry.label, identity, share.index, share.count, local.dtype, shape)
+        entry.outline = entry.replica.share()
+        if local.numel():
+            self.fresh[entry] = 0
+        return True
 
-    def takes_plain_as(self, found: Gathered) -> tuple[bool, bool]:
-        """Whether plain gradients were taken as copies, and as shards, without a word about it."""
-        untold = self.rules.plain is None and any(
-            entry.spec is None and entry.said is None for entry in found.entries
+    def list_tags(self) -> tuple[int, int]:
+        """Tags of the list of parameters, whatever its order where all have names."""
+        return wide_tag(sorted(self.keys()))
+
+    def keys(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What makes parameters of several ranks the same: identity, and who holds them."""
+        ranks = self.transport.ranks or (self.transport.rank,)
+        stage = self.around.stage_of(self.layouts) if self.layouts else ()
+        plain = self.rules.plain
+        replicated = plain == "replicated" or (plain is None and bool(self.layouts))
+        held = stage or tuple(ranks) if replicated else ()
+        return [(entry.identity, entry.holders or held) for entry in self.entries]
+
+    def plain_defaults(self, found: Gathered) -> tuple[bool, bool]:
+        """Whether plain gradients were taken as replicas, and as shards, by default."""
+        by_default = self.rules.plain is None and any(
+            entry.spec is None and entry.option is None for entry in found.entries
         )
-        return untold and bool(self.layouts), untold and not self.layouts
-
-    def pending(self, found: Gathered) -> list[Pending]:
-        """The partial gradients with the reductions that they need; a missing one brings zeros."""
-        items = []
-        for entry, local in zip(found.partial, found.partial_values, strict=True):
-            share, mesh = entry.share, entry.spec.mesh
-            assert share is not None
-            reductions = tuple(
-                Reduction(dim, mesh.get_group(dim), how)
-                for dim, how in share.partial
-                if mesh.size(dim) > 1
-            )
-            items.append(Pending(local.detach().reshape(-1), reductions))
-        return items
-
-
-def _summand(entry: Entry, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """What this rank brings to a pending sum.
-
-    A missing gradient, or one whose dtype every rank will refuse, brings zeros of the kind that
-    the other ranks bring: the reduction must not hang.
-    """
-    if gradient is not None and (gradient.is_floating_point() or gradient.is_complex()):
-        return compat.local_tensor(gradient)
-    if compat.is_dtensor(parameter):
-        return torch.zeros_like(compat.local_tensor(parameter))
-    return torch.zeros(entry.shape or (0,), dtype=entry.dtype, device=entry.device)
-
-
-def _counted_in_place(share: Ownership, local: torch.Tensor) -> tuple[int, int]:
-    """What counts of the local tensor itself: of a partial one nothing, its reduced piece does."""
-    return (0, 0) if share.partial else share.slice(local.numel())
+        return by_default and bool(self.layouts), by_default and not self.layouts
 
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[MeshLayout]:

@@ -6,51 +6,26 @@ hold no parameter alive, nor the group, and check that identities are not reused
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gradclip.parameters import Parameters
-from gradclip.sharding import transport, words
+from gradclip.sharding import options, transport
+from gradclip.sharding.agreement import NONCE_BITS, Balance, Tail, Verdict
 from gradclip.sharding.compat import group_ranks
 from gradclip.sharding.deferred import Deferred
-from gradclip.sharding.ownership import OwnershipError
-from gradclip.sharding.plan import Plan, Replicas, Rules, layouts_of
-from gradclip.sharding.slots import Slots
+from gradclip.sharding.options import Rules, Sharding
+from gradclip.sharding.plan import Gathered, Plan, layouts_of
+from gradclip.sharding.replicas import Schedule
 
 _KEPT_SESSIONS = 16
-
-
-class Sharding(TypedDict, total=False):
-    """The arguments about ranks that every clipping function takes.
-
-    group: the process group whose ranks clip together. By default the world, when there are
-        DTensors (whose roots must cover it); without DTensors nothing is shared by default.
-    reduce: a callable (int64 vector, "sum" or "max") that reduces the vector in place over all
-        ranks, instead of the group's all_reduce.
-    plain: who holds copies of plain tensors: "replicated" (all ranks of the stage; the default
-        beside DTensors), "distinct" (nobody else; the default without DTensors), or the ranks,
-        as a list, a process group or a mesh.
-    distinct_dims: dimensions of the root mesh, by name or as a mesh, along which ranks hold other
-        tensors rather than copies of those whose mesh lacks the dimension; ("pp",) by default.
-    replicas: overrides for single parameters, as a mapping from names or parameters or a callable
-        of (name, parameter) that returns None where it has nothing to say: what `plain=` takes, or
-        "elsewhere" for a copy that other ranks count. For a DTensor it is about copies outside of
-        its own mesh.
-    check_replicas: True compares copies at every call, False never; by default the first time
-        that a gradient is seen.
-    """
-
-    group: dist.ProcessGroup | None
-    reduce: transport.Reduce | None
-    plain: Any
-    distinct_dims: Sequence[Any]
-    replicas: Replicas | None
-    check_replicas: bool | None
+_SHARDS_COMPARED = 8
 
 
 class Session:
@@ -59,8 +34,15 @@ class Session:
     Args:
         given: the parameters; one that is listed twice counts once.
         way: how vectors are reduced.
-        rules: what the caller says of copies.
+        rules: the caller's options.
         attribute: where gradients are found; None for raw gradients.
+
+    Attributes:
+        nonce: a random number that tells this session from others.
+        agreed: the sum of all ranks' nonces at the last SUM exchange in which the lists agreed, 0
+            before; and this rank's balances of outlines and pending sums in it.
+        schedule: when the contents of replicas are compared.
+        shards_compared: whether plain shards were compared with those of other ranks.
     """
 
     def __init__(
@@ -71,8 +53,12 @@ class Session:
         once = list({id(parameter): (name, parameter) for name, parameter in named}.values())
         self.plan = Plan(once, way, rules, attribute)
         self.references = [weakref.ref(parameter) for _, parameter in once]
-        self.slots: Slots | None = None
         self.deferred = Deferred()
+        self.nonce = random.SystemRandom().getrandbits(NONCE_BITS)
+        self.agreed: tuple[int, tuple[Balance, ...]] = (0, ())
+        self.schedule = Schedule(rules.check_replicas)
+        self.shards_compared = False
+        self._shard_uses = 0
 
     def alive(self) -> bool:
         """Whether group and parameters still exist, so that their identities mean what they did.
@@ -82,11 +68,34 @@ class Session:
         lasting = () if self.plan.attribute is None else self.references
         return self.plan.transport.is_alive() and all(there() is not None for there in lasting)
 
-    def parameters(self) -> Parameters:
-        """Those of them that still exist."""
-        return Parameters.of(
-            [tensor for there in self.references if (tensor := there()) is not None]
-        )
+    def note_agreement(self, verdict: Verdict, tail: Tail) -> None:
+        """Remember what a SUM exchange agreed on, for maxima that cannot carry it."""
+        agrees = verdict.outline_agrees and verdict.pending_agrees
+        self.agreed = (verdict.nonces[0], tail.balances[:2]) if agrees else (0, ())
+
+    def advance(
+        self,
+        gathered: Gathered,
+        compared: Sequence[int],
+        zeros: frozenset[int],
+        verdict: Verdict,
+    ) -> None:
+        """Count a good use: which replicas are known to be equal, and when to compare again."""
+        self._shard_uses += 1
+        self.shards_compared = verdict.all_shards_compared or self._shard_uses >= _SHARDS_COMPARED
+        if verdict.comparing and not verdict.compared_agrees:
+            self.schedule.restart()
+            return
+        fresh, verified = self.plan.fresh, False
+        if fresh:
+            not_zero = {gathered.entries[k] for k in compared if k not in zeros}
+            for entry in [gathered.entries[k] for k in gathered.replicas]:
+                if entry in fresh and entry in not_zero:
+                    del fresh[entry]
+                    verified = True
+                elif entry in fresh:
+                    fresh[entry] += 1
+        self.schedule.advance(verified)
 
 
 def unique(given: Parameters) -> list[torch.Tensor]:
@@ -99,49 +108,34 @@ def open_session(given: Parameters, attribute: str | None, sharding: Sharding) -
 
     Raises:
         OwnershipError: DTensors whose root leaves out ranks of the world, without `group=`.
-        TypeError, ValueError: an argument that there is not, or that means nothing.
+        TypeError, ValueError: an option with an unknown value.
     """
-    refuse_unknown(sharding)
-    words.refuse_wrong(sharding, given)
-    way = way_of(given, sharding.get("group"), sharding.get("reduce"))
+    options.refuse_wrong(sharding, given)
+    way = transport_of(given, sharding.get("group"), sharding.get("reduce"))
     if way is None:
-        words.warn_unshared(sharding)
+        options.warn_unshared(sharding)
         return None
-    return Session(given, way, _rules(sharding), attribute)
+    return Session(given, way, options.rules_of(sharding), attribute)
 
 
-def open_apart(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
-    """A session that only carries a refusal, whatever else the caller said.
+def session_of_refusal(given: Parameters, sharding: Mapping[str, Any]) -> Session | None:
+    """A session that only carries a refusal, whatever else the caller asked.
 
-    None where nobody can tell which ranks take part.
+    Args:
+        given: the tensors that could be read.
+        sharding: the options as they were passed.
+
+    Returns:
+        None where nothing tells which ranks take part.
     """
-    group: Any = sharding.get("group")
-    reduce: Any = sharding.get("reduce")
+    group, reduce = sharding.get("group"), sharding.get("reduce")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         return None
     try:
-        way = way_of(given, group, reduce if callable(reduce) else None)
-    except OwnershipError:
+        way = transport_of(given, group, reduce if callable(reduce) else None)
+    except Exception:
         return None
-    return None if way is None else Session(given, way, Rules(), attribute)
-
-
-def known_like(apart: Session, given: Parameters, is_whole: bool = True) -> Session | None:
-    """The latest kept session over the same ranks of these parameters, or with these among others.
-
-    It holds what other ranks expect of this one: which sums are pending, and how many travel. Of
-    raw gradients there is none, as they do not last.
-    """
-    if apart.plan.attribute is None:
-        return None
-    wanted = list(map(id, unique(given)))
-    for session in reversed(_sessions.values()):
-        lasts = session.plan.attribute is not None and session.alive()
-        if lasts and session.plan.transport.is_like(apart.plan.transport):
-            held = list(map(id, session.parameters().tensors))
-            if wanted == held if is_whole else set(wanted) <= set(held):
-                return session
-    return None
+    return None if way is None else Session(Parameters.of(()), way, Rules(), None)
 
 
 def session_for(given: Parameters, attribute: str | None, sharding: Sharding) -> Session | None:
@@ -154,20 +148,7 @@ def session_for(given: Parameters, attribute: str | None, sharding: Sharding) ->
         _sessions.move_to_end(key)
         return known
     session = open_session(given, attribute, sharding)
-    if session is None:
-        return None
-    session.slots = _agreed_before(session, given)
-    return _kept(key, session)
-
-
-def _agreed_before(session: Session, given: Parameters) -> Slots | None:
-    """The slots of these parameters under another attribute or other words.
-
-    Where one rank alone says those by mistake, the others send vectors of the slots that they have.
-    """
-    before = known_like(session, given)
-    stages = session.plan.rules.distinct_dims
-    return before.slots if before and before.plan.rules.distinct_dims == stages else None
+    return None if session is None else _kept(key, session)
 
 
 def _key(given: Parameters, attribute: str | None, sharding: Sharding) -> Any:
@@ -179,10 +160,10 @@ def _key(given: Parameters, attribute: str | None, sharding: Sharding) -> Any:
     names = None if given.names is None else tuple(given.names)
     identities = tuple(map(id, given.tensors))
     which = identities if attribute is not None else tuple(map(_layout_key, given.tensors))
-    return (which, len(set(identities)), names), _said_key(attribute, sharding)
+    return (which, len(set(identities)), names), _options_key(attribute, sharding)
 
 
-def _said_key(attribute: str | None, sharding: Sharding) -> Any:
+def _options_key(attribute: str | None, sharding: Sharding) -> Any:
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     return attribute, id(world), _identity(sharding)
 
@@ -201,34 +182,10 @@ def _kept(key: Any, session: Session) -> Session:
     return session
 
 
-def refuse_unknown(sharding: Sharding) -> None:
-    """Refuse arguments that there are not, as Python would without `**sharding`.
-
-    Raises:
-        TypeError: naming the argument.
-    """
-    unknown = sorted(set(sharding) - set(Sharding.__annotations__))
-    if unknown:
-        raise TypeError(
-            f"unknown argument `{unknown[0]}`; about ranks there are"
-            f" {', '.join(Sharding.__annotations__)}"
-        )
-
-
-def _rules(sharding: Sharding) -> Rules:
-    distinct = sharding.get("distinct_dims", ("pp",))
-    return Rules(
-        plain=sharding.get("plain"),
-        distinct_dims=words.dims_of(distinct),
-        replicas=sharding.get("replicas"),
-        check_replicas=sharding.get("check_replicas"),
-    )
-
-
-def way_of(
+def transport_of(
     given: Parameters, group: dist.ProcessGroup | None, reduce: transport.Reduce | None
 ) -> transport.Transport | None:
-    """How to reduce over ranks; None when these tensors are this process's own affair."""
+    """How to reduce over ranks; None when these tensors are local to this process."""
     if group is None and reduce is None and given.are_plain:
         return None
     roots = [frozenset(layout.root) for layout in layouts_of(given.tensors)]
@@ -240,18 +197,18 @@ def way_of(
     return None if group is None else transport.over_group(group)
 
 
-def _identity(said: Any) -> Any:
-    """What stands for an argument in a key: words as they are, objects by identity.
+def _identity(value: Any) -> Any:
+    """What stands for an option in a key: strings and numbers as they are, objects by identity.
 
     The session keeps these objects alive, or knows that the group is gone, so an identity is not
     reused while its key is good.
     """
-    if isinstance(said, (str, int, type(None))):
-        return said
-    if isinstance(said, torch.Tensor):
-        return id(said)
-    if isinstance(said, Mapping):
-        return tuple((_identity(key), _identity(value)) for key, value in said.items())
-    if isinstance(said, (list, tuple, range)):
-        return tuple(map(_identity, said))
-    return id(said)
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    if isinstance(value, Mapping):
+        return tuple((_identity(key), _identity(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple, range)):
+        return tuple(map(_identity, value))
+    return id(value)

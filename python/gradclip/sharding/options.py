@@ -1,15 +1,86 @@
-"""Checks of what callers say about ranks; a refusal names argument, value and remedy."""
+"""The options about ranks that every clipping function takes, and their checks.
+
+A refusal names the argument, its value and the remedy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
 
 from gradclip.parameters import Parameters, warn
 from gradclip.sharding import compat
+from gradclip.sharding.transport import Reduce
+
+#: Dimensions of the root mesh along which ranks hold other tensors, by default: pipeline stages.
+DISTINCT_DIMS = ("pp",)
+
+#: What `replicas=` may be: who holds replicas of a parameter, by name, by parameter, or by a rule.
+Replicas = Mapping[Any, Any] | Callable[[str | None, torch.Tensor], Any]
+
+
+class Sharding(TypedDict, total=False):
+    """The options about ranks that every clipping function takes.
+
+    group: the process group whose ranks clip together. By default the world, when there are
+        DTensors (whose roots must cover it); without DTensors nothing is shared by default.
+    reduce: a callable (int64 vector, "sum" or "max") that reduces the vector in place over all
+        ranks, instead of the group's all_reduce.
+    plain: who holds replicas of plain tensors: "replicated" (all ranks of the stage; the default
+        beside DTensors and for a DistributedDataParallel module), "distinct" (nobody else; the
+        default without DTensors), or the ranks, as a list, a process group or a mesh.
+    distinct_dims: dimensions of the root mesh, by name or as a mesh, along which ranks hold other
+        tensors rather than replicas of those whose mesh lacks the dimension; ("pp",) by default.
+    replicas: overrides for single parameters, as a mapping from names or parameters or a callable
+        of (name, parameter) that returns None where the rules hold: what `plain=` takes, or
+        "elsewhere" for a replica that other ranks count. For a DTensor it is about replicas outside
+        of its own mesh.
+    check_replicas: when the contents of replicas are compared: True at every call, a number n at
+        every n-th, False never; by default when they are first seen non-zero, at the 2nd, 4th, 8th,
+        ... use and then at every 1,024th.
+    """
+
+    group: dist.ProcessGroup | None
+    reduce: Reduce | None
+    plain: Any
+    distinct_dims: Sequence[Any]
+    replicas: Replicas | None
+    check_replicas: bool | int | None
+
+
+@dataclass
+class Rules:
+    """Replication as the caller declares it, overriding placements."""
+
+    plain: Any = None
+    distinct_dims: tuple[Any, ...] = DISTINCT_DIMS
+    replicas: Replicas | None = None
+    check_replicas: bool | int | None = None
+
+    def option_of(self, name: str | None, parameter: torch.Tensor) -> Any:
+        """What `replicas=` holds for this parameter; None where the rules hold."""
+        if self.replicas is None:
+            return None
+        if callable(self.replicas):
+            return self.replicas(name, parameter)
+        if name is not None and name in self.replicas:
+            return self.replicas[name]
+        return next((value for key, value in self.replicas.items() if key is parameter), None)
+
+
+def rules_of(sharding: Sharding) -> Rules:
+    """The rules that options which were checked come to."""
+    return Rules(
+        plain=sharding.get("plain"),
+        distinct_dims=dims_of(sharding.get("distinct_dims", DISTINCT_DIMS)),
+        replicas=sharding.get("replicas"),
+        check_replicas=sharding.get("check_replicas"),
+    )
+
 
 _RANKS = "the ranks that hold copies: a process group, a mesh or a list of global ranks"
 _OF_ALL = ("replicated", "distinct")
@@ -33,8 +104,11 @@ def refuse_wrong(said: Mapping[str, Any], given: Parameters) -> None:
             f'`reduce` is {reduce!r}; expected a callable (int64 vector, "sum" or "max") that'
             " reduces the vector in place over all ranks"
         )
-    if check is not None and not isinstance(check, bool):
-        raise TypeError(f"`check_replicas` is {check!r}; expected True, False or None")
+    if check is not None and (not isinstance(check, int) or (check < 1 and check is not False)):
+        raise TypeError(
+            f"`check_replicas` is {check!r:.80}; expected True, False, None or n >= 1 for every n-th"
+            " call"
+        )
     if (plain := said.get("plain")) is not None:
         refuse_copies(plain, "`plain` is", _OF_ALL)
     _refuse_dims(said.get("distinct_dims", ()))
