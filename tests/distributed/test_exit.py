@@ -27,11 +27,11 @@ plain.grad = torch.ones(3)
 
 CASES = {
     "destroyed": """
-gradclip.clip_([plain], 1.0, group=dist.group.WORLD)
+gradclip.clip_([plain], 1.0, group=dist.group.WORLD, plain="distinct")
 dist.destroy_process_group()
 """,
     "not destroyed": """
-gradclip.clip_([plain], 1.0, group=dist.group.WORLD)
+gradclip.clip_([plain], 1.0, group=dist.group.WORLD, plain="distinct")
 """,
     "dtensor": """
 line = init_device_mesh("cpu", (2,))
@@ -41,7 +41,7 @@ gradclip.clip_([owner], 1.0)
 dist.destroy_process_group()
 """,
     "clipper": """
-clipper = gradclip.Clipper([plain], 1.0, group=dist.group.WORLD)
+clipper = gradclip.Clipper([plain], 1.0, group=dist.group.WORLD, plain="distinct")
 clipper.clip_()
 dist.destroy_process_group()
 """,
@@ -50,7 +50,7 @@ import weakref
 from gradclip.sharding import transport
 group = weakref.ref(dist.group.WORLD)
 way = transport.over_group(group())
-gradclip.clip_([plain], 1.0, group=group())
+gradclip.clip_([plain], 1.0, group=group(), plain="distinct")
 dist.destroy_process_group()
 assert group() is None
 try:

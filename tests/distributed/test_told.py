@@ -36,7 +36,7 @@ def on_mesh() -> torch.nn.Parameter:
 
 def setups() -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
     """A plain parameter with a group, and a DTensor without."""
-    return [(plain(), {"group": dist.group.WORLD}), (on_mesh(), {})]
+    return [(plain(), {"group": dist.group.WORLD, "plain": "distinct"}), (on_mesh(), {})]
 
 
 def calls(given: Any, **more: Any) -> list[Callable[[], object]]:
@@ -90,6 +90,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "`replicas` is 5; expected": {"replicas": 5},
     "`plain` is 'elsewhere'; expected": {"plain": "elsewhere"},
     "`check_replicas` is 'x'; expected": {"check_replicas": "x"},
+    "`check_replicas` is 0; expected": {"check_replicas": 0},
 }
 
 
@@ -102,15 +103,15 @@ def functions() -> list[Callable[..., object]]:
 
 def refused_by_one(rank: int) -> None:
     """At the first call of a list and at a later one, when its session is known."""
-    for is_each, function in enumerate(functions()):
+    for function in functions():
         for owner, said in setups():
             for known in (False, True):
                 if known:
                     function([("w", owner)], **said)
                 before = cases.local(owner).clone()
                 for words, bad in LISTS.items():
-                    if words == "None" and (not said or (is_each and not known)):
-                        continue  # who the others are cannot be told, or how many sums they send
+                    if words == "None" and not said:
+                        continue  # nothing tells who the others are: see test_a_rank_that_cannot_tell
                     mine = bad(owner) if rank == 1 else [("w", owner)]
                     told = raised(lambda: function(mine, **said))  # noqa: B023
                     assert told.startswith("rank 1: ")
@@ -184,7 +185,7 @@ def meaningless_words(rank: int) -> None:
         ({"replicas": {"w": 1}}, "`replicas` of 'w' is 1; expected"),
         ({"replicas": {"w": "foo"}}, "`replicas` of 'w' is 'foo'; expected"),
         ({"distinct_dims": (0,)}, "`distinct_dims` is (0,); expected"),
-        ({"check_replicas": 1}, "`check_replicas` is 1; expected"),
+        ({"check_replicas": -1}, "`check_replicas` is -1; expected"),
     )
     for said, words in wrong:
         assert words in raised(lambda: gradclip.clip_([("w", owner)], 1.0, group=group, **said))  # noqa: B023

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import gradclip
-from gradclip.sharding import ShardedClipError, compat, message, transport, verification
+from gradclip.sharding import ShardedClipError, agreement, compat, transport
 from tests.distributed import cases
 from tests.distributed.world import World
 from tests.gradients import parameters
@@ -79,29 +79,29 @@ def reduced(tails: list[list[int]], form: str) -> list[int]:
     return [sum(column) if form == "sum" else max(column) for column in columns]
 
 
-def tail_of(tags: tuple[int, ...] = (5, 6, 7), failed: int = 0) -> message.Tail:
-    return message.Tail(failed, False, False, False, False, tags)
+def tail_of(tags: tuple[int, ...] = (5, 6, 7, 8), **more: Any) -> agreement.Tail:
+    return agreement.Tail(3, tags, **more)
 
 
 @pytest.mark.parametrize("maximum", [False, True])
 def test_agreement_is_exact(maximum: bool) -> None:
     form = "max" if maximum else "sum"
-    highest = 2**message.TAG_BITS - 1
-    same = [tail_of((highest, 1, 0)).words(maximum)] * 1000
-    assert not message.read(reduced(same, form), maximum).bad
-    for place in range(3):
-        tags = [highest, 1, 0]
+    highest = 2**agreement.TAG_BITS - 1
+    same = [tail_of((highest, 1, 0, 2)).words(maximum)] * 1000
+    assert not agreement.read(reduced(same, form), maximum).bad
+    for place in range(4):
+        tags = [highest, 1, 0, 2]
         tags[place] ^= 1
-        differing = [*same[:-1], tail_of((tags[0], tags[1], tags[2])).words(maximum)]
-        verdict = message.read(reduced(differing, form), maximum)
-        assert verdict.disagreements == (message.SUBJECTS[place],)
+        differing = [*same[:-1], tail_of(tuple(tags)).words(maximum)]
+        verdict = agreement.read(reduced(differing, form), maximum)
+        assert verdict.disagreements == (agreement.SUBJECTS[place],)
 
 
 @pytest.mark.parametrize("maximum", [False, True])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_failed_rank_is_named(maximum: bool, rank: int) -> None:
     tails = [tail_of(failed=rank + 1 if k == rank else 0).words(maximum) for k in range(4)]
-    verdict = message.read(reduced(tails, "max" if maximum else "sum"), maximum)
+    verdict = agreement.read(reduced(tails, "max" if maximum else "sum"), maximum)
     assert verdict.bad
     assert verdict.failed_rank == rank
 
@@ -110,18 +110,21 @@ def test_a_failed_rank_is_named(maximum: bool, rank: int) -> None:
 def test_what_a_device_expects_is_what_the_host_reads(maximum: bool) -> None:
     """The device's comparison with the expected words finds just what the host finds."""
     form = "max" if maximum else "sum"
-    mine = tail_of()
-    good, fixed = message.expected(mine, 3, maximum)
+    mine = tail_of(token=9)
+    good, fixed = agreement.expected(mine, 3, maximum)
     for others in (
-        [tail_of(), tail_of()],
-        [tail_of(failed=2), tail_of()],
-        [tail_of((4, 6, 7)), tail_of((6, 6, 7))],
-        [tail_of((5, 6, 8)), tail_of()],
+        [tail_of(token=9), tail_of(token=9)],
+        [tail_of(token=9, failed=2), tail_of(token=9)],
+        [tail_of(token=9, pending=True), tail_of(token=9)],
+        [tail_of(token=9, changed=maximum), tail_of(token=9)],
+        [tail_of((4, 6, 7, 8), token=9), tail_of((6, 6, 7, 8), token=9)],
+        [tail_of((5, 6, 8, 8), token=9), tail_of(token=9)],
+        [tail_of(token=9 + maximum), tail_of(token=9)],
     ):
         tails = [tail.words(maximum) for tail in (mine, *others)]
         words = reduced(tails, form)
         differs = any((w - g) * f for w, g, f in zip(words, good, fixed, strict=True))
-        assert differs == message.read(words, maximum).bad
+        assert differs == agreement.read(words, maximum).needs_rounds
 
 
 @pytest.mark.parametrize("sums_first", [False, True])
@@ -138,19 +141,16 @@ def test_mixed_forms_are_found_out(ranks: int, sums_first: bool) -> None:
                 words[k] if total is None else reduced([total, words[k]], ["sum", "max"][is_max[k]])
             )
         assert total is not None
-        assert message.read(total, False).disagreements
-        assert message.read(total, True).disagreements
+        assert agreement.read(total, False).disagreements
+        assert agreement.read(total, True).disagreements
 
 
-def test_copies_balance_in_any_order() -> None:
-    copies = [
-        [verification.Copy("w", k, 3, ("float32", (n,))).weighed(bytes([n])) for n in (1, 2, 3)]
-        for k in range(3)
-    ]
-    shares = [verification.balance(own) for own in (copies[0], copies[1][::-1], copies[2])]
-    assert [sum(words) % message.BALANCE for words in zip(*shares, strict=True)] == [0, 0]
-    missing = [verification.balance(own) for own in (copies[0], copies[1][1:], copies[2])]
-    assert all(sum(words) % message.BALANCE for words in zip(*missing, strict=True))
+def test_balances_need_no_order() -> None:
+    shares = [[agreement.balanced_share(k, 3, "w", n) for n in (1, 2, 3)] for k in range(3)]
+    added = [agreement.added(own) for own in (shares[0], shares[1][::-1], shares[2])]
+    assert agreement.added(added) == (0, 0)
+    missing = [agreement.added(own) for own in (shares[0], shares[1][1:], shares[2])]
+    assert all(agreement.added(missing))
 
 
 def bad_partial(rank: int) -> None:
@@ -193,7 +193,7 @@ def raw_steps(rank: int) -> list[int]:
 
 @pytest.mark.distributed
 def test_raw_gradients_are_known_by_their_layouts(four: World) -> None:
-    assert four.run(raw_steps) == [[2, 1, 1]] * 4
+    assert four.run(raw_steps) == [[2, 2, 1]] * 4
 
 
 def flat_parameters(rank: int) -> None:

@@ -145,7 +145,7 @@ def _prepared(
         shards_unchecked=shards is None,
         double=local.double,
         pending=bool(gathered.pending),
-        changed=token == 0 or agreed != balances[:2],
+        changed=balances[:2] != (agreed if token else Balances()[:2]),
         balances=Balances() if plan.transport.is_dry else balances,
     )
     return Contribution(
