@@ -50,8 +50,12 @@ def gradient(owner: torch.nn.Parameter) -> Any:
 
 def local(owner: torch.nn.Parameter) -> torch.Tensor:
     """The local part of a gradient, itself."""
-    found: Any = owner.grad
-    return torch.as_tensor(getattr(found, "_local_tensor", found))
+    return local_of(owner.grad)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The local part of a tensor, itself."""
+    return torch.as_tensor(getattr(tensor, "_local_tensor", tensor))
 
 
 def whole(owner: torch.nn.Parameter) -> torch.Tensor:

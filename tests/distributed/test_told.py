@@ -195,7 +195,7 @@ def meaningless_words(rank: int) -> None:
     for call in calls([owner], group=group, replicas={"w": "replicated"})[::2]:
         assert "(name, parameter) pairs" in raised(call)
     assert bool((cases.local(owner) == 10).all())
-    gradclip.clip_([("w", owner)], INF, group=group, distinct_dims=("zz",))
+    gradclip.clip_([("w", owner)], INF, group=group, plain="replicated", distinct_dims=("zz",))
     clipper = gradclip.Clipper([("w", owner)], INF, group=group, replicas={"w": "replicated"})
     assert clipper(max_norm=INF).item() == clipper.clip_().item() == 20.0
 

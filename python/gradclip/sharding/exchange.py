@@ -197,7 +197,7 @@ def _compare_by_name(mine: Contribution, gathered: Gathered) -> None:
     message = None
     if not replicas.agree(listed):
         labels = replicas.suspects([entry.label for entry in plan.entries], listed)
-        message = _listed_differently(labels) if labels else None
+        message = _listed_differently(labels, plan.attribute is None) if labels else None
     elif not (replicas.agree(outlines) and replicas.agree(content)):
         bad = content if replicas.agree(outlines) else outlines
         labels = replicas.suspects([entry.label for entry in held], bad)
@@ -207,12 +207,13 @@ def _compare_by_name(mine: Contribution, gathered: Gathered) -> None:
     raising.raise_agreed(way, message, "ranks list different parameters")
 
 
-def _listed_differently(labels: Sequence[str]) -> str:
+def _listed_differently(labels: Sequence[str], are_gradients: bool) -> str:
+    missing = "; of a gradient that one rank does not have, pass the parameter to clip_ instead"
     return (
         f"{replicas.names(labels)} is not listed alike on all ranks that hold it; list the same"
         " parameters, in the same order, with the same names, global shapes, dtypes and placements,"
         " on all ranks of a stage; if a mesh lacks the dimension of pipeline stages, name that in"
-        " distinct_dims= (a name or a mesh)"
+        f" distinct_dims= (a name or a mesh){missing if are_gradients else ''}"
     )
 
 

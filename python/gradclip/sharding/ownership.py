@@ -45,11 +45,15 @@ class Ownership:
 
 @dataclass
 class Surroundings:
-    """Where the ownership rules are applied: this rank, the group, and the distinct dimensions."""
+    """Where the ownership rules are applied: this rank, the group, and the distinct dimensions.
+
+    `knows_ranks` is False where only a caller's `reduce=` knows the other ranks.
+    """
 
     rank: int
     group: tuple[int, ...]
     distinct_dims: tuple[Any, ...] = ("pp",)
+    knows_ranks: bool = True
     _known: dict[Any, Ownership] = field(default_factory=dict)
     _known_holders: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     _layouts: dict[int, tuple[Any, copies.MeshLayout]] = field(default_factory=dict)
@@ -185,6 +189,11 @@ class Surroundings:
             why = "plain beside DTensors: a copy on every rank" if roots else "plain: a shard"
         else:
             why = "plain= or replicas= says so"
+        if not self.knows_ranks and said not in ("distinct", "elsewhere"):
+            raise OwnershipError(
+                f"plain= or replicas= says that ranks hold replicas of {name}, but `reduce` alone does"
+                " not tell which ranks there are; pass group= too"
+            )
         same = self._one_stage(roots, name) if said == "replicated" else self.ranks_of(said, name)
         if not same:
             return Ownership(0, 0, (), "replicas=: counted on other ranks")

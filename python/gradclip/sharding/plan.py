@@ -115,7 +115,8 @@ class Plan:
         self.rules = rules
         self.attribute = attribute
         ranks = transport.ranks or (transport.rank,)
-        self.around = Surroundings(transport.rank, ranks, rules.distinct_dims)
+        known = bool(transport.ranks)
+        self.around = Surroundings(transport.rank, ranks, rules.distinct_dims, known)
         self.entries = [Entry(name, index) for index, (name, _) in enumerate(named)]
         self.layouts = layouts_of(parameter for _, parameter in named)
         kinds: Counter[str] = Counter()
