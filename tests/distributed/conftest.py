@@ -16,6 +16,12 @@ def two() -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
+def three() -> Iterator[World]:
+    with World(3) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
 def four() -> Iterator[World]:
     with World(4) as world:
         yield world

@@ -319,9 +319,10 @@ def bad_hooks(rank: int) -> None:
     for hook in (good, asynchronous):
         for group in (world, None):
             owner = plain(1.0 + rank, 1.0)
-            assert gradclip.clip_([owner], 0.5, reduce=hook, group=group).item() == torch.tensor(
-                7.0
-            ).sqrt().item()
+            assert (
+                gradclip.clip_([owner], 0.5, reduce=hook, group=group).item()
+                == torch.tensor(7.0).sqrt().item()
+            )
     good_step()
 
 
@@ -464,7 +465,9 @@ def undeclared_replicas(rank: int) -> None:
     assert clipper.clip_().item() == expected
     for norm_type in (2.0, INF):
         for _ in range(2):
-            message = raised(lambda: gradclip.clip_(model.parameters(), 0.5, norm_type, group=group))  # noqa: B023
+            message = raised(
+                lambda: gradclip.clip_(model.parameters(), 0.5, norm_type, group=group)
+            )  # noqa: B023
             assert 'plain="replicated"' in message
             assert 'plain="distinct"' in message
     more: Any = {"group": group, "dtype": torch.float64}

@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
 from gradclip import engine
 from gradclip.sharding import ShardedClipError, contribution
 from tests import oracle
 from tests.distributed.threads import ThreadWorld
+from tests.distributed.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -36,14 +39,15 @@ SHAPES = ((4,), (5,), (1,), (2, 3), (3, 2))
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
 NORM_TYPES = (0.0, 1.0, 2.0, 2.0, 3.0, INF, -INF)
 FUNCTIONS = ("clip_", "clip_", "Clipper", "get_total_norm", "grad_norms")
-ALL, ROWS, COLUMNS = "all", "rows", "columns"
+ALL, ROWS, COLUMNS, FLAT = "all", "rows", "columns", "flat"
 
 
 @dataclass(frozen=True)
 class Tensor:
     """One parameter: its mesh (None for plain), a letter for each mesh dimension, and its values.
 
-    s: sharded along dimension 0; r: replicated; p: a pending sum.
+    s: sharded along dimension 0; z: the same after the next mesh dimension; r: replicated; p: a
+    pending sum.
     """
 
     name: str
@@ -95,7 +99,7 @@ def meshes(rank: int) -> dict[str, Any]:
     kept["reduce"] = hooks[size].of(rank)
     if size == 4:
         both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        kept |= {"both": both, ROWS: both["a"], COLUMNS: both["b"]}
+        kept |= {"both": both, ROWS: both["a"], COLUMNS: both["b"], FLAT: both._flatten(FLAT)}
     return kept
 
 
@@ -103,7 +107,7 @@ def coordinates(size: int, mesh: str | None, rank: int) -> tuple[tuple[int, int]
     """(coordinate, size) along each dimension of a mesh."""
     if mesh is None:
         return ()
-    if mesh == ALL:
+    if mesh in (ALL, FLAT):
         return ((rank, size),)
     both = ((rank // 2, 2), (rank % 2, 2))
     return {"both": both, ROWS: both[:1], COLUMNS: both[1:]}[mesh]
@@ -131,14 +135,20 @@ def local_values(scene: Scene, tensor: Tensor, rank: int) -> torch.Tensor:
     for (coordinate, size), letter in zip(where, tensor.placed, strict=True):
         salt = salt * size + (coordinate if letter == "p" else 0)
     values = full_values(tensor, salt)
-    for (coordinate, size), letter in zip(where, tensor.placed, strict=True):
-        if letter == "s":
+    cuts = list(zip(where, tensor.placed, strict=True))
+    for (coordinate, size), letter in cuts[::-1] if "z" in tensor.placed else cuts:
+        if letter in "sz":
             parts = values.chunk(size, dim=0)
             values = parts[coordinate] if coordinate < len(parts) else values[:0]
     return values.clone()
 
 
-LETTERS = {"s": lambda: Shard(0), "r": Replicate, "p": Partial}
+LETTERS: dict[str, Callable[[], Any]] = {
+    "s": lambda: Shard(0),
+    "z": lambda: _StridedShard(0, split_factor=2),
+    "r": Replicate,
+    "p": Partial,
+}
 
 
 def build(scene: Scene, tensor: Tensor, rank: int, kept: dict[str, Any]) -> Any:
@@ -167,7 +177,7 @@ def logical(scene: Scene, tensor: Tensor, absent: frozenset[int]) -> list[torch.
     pieces: dict[tuple[int, ...], dict[tuple[int, ...], torch.Tensor]] = {}
     for rank in range(scene.size):
         where = coordinates(scene.size, tensor.mesh, rank)
-        shard = tuple(c for (c, _), l in zip(where, tensor.placed, strict=True) if l == "s")
+        shard = tuple(c for (c, _), l in zip(where, tensor.placed, strict=True) if l in "sz")
         summand = tuple(c for (c, _), l in zip(where, tensor.placed, strict=True) if l == "p")
         values = local_values(scene, tensor, rank)
         if rank in absent:
@@ -250,14 +260,17 @@ def must_fail(scene: Scene, kind: str, index: int) -> bool:
 def random_scene(seed: int, size: int) -> Scene:
     chosen = random.Random(seed)
     tensors = []
-    flavour = chosen.choice(("mesh", "mesh", "mesh", "distinct", "replicated", "undeclared", "hook"))
+    flavour = chosen.choice(
+        ("mesh", "mesh", "mesh", "distinct", "replicated", "undeclared", "hook")
+    )
     for index in range(chosen.randint(1, 4)):
         mesh: str | None = None
         placed = ""
         if flavour == "mesh" and not (index and chosen.random() < 0.2):
-            mesh = ALL if size != 4 else chosen.choice((ALL, "both", ROWS, COLUMNS))
+            mesh = ALL if size != 4 else chosen.choice((ALL, "both", "both", ROWS, COLUMNS, FLAT))
             dims = 2 if mesh == "both" else 1
             placed = "".join(chosen.choice("srrpp") for _ in range(dims))
+            placed = "zs" if placed == "ss" and chosen.random() < 0.5 else placed
         shape, dtype = chosen.choice(SHAPES), chosen.choice(DTYPES)
         tensors.append(Tensor(f"w{index}", mesh, placed, shape, dtype, chosen.randrange(10**6)))
     options: dict[str, Any] = {}
@@ -359,13 +372,26 @@ def play(scene: Scene, rank: int, kept: dict[str, Any], limit: float) -> list[En
             full, was = full_values(tensor), owner.grad  # noqa: B023
             where = was.placements if placed is None else placed
             made = DTensor.from_local(
-                values, was.device_mesh, where, shape=full.shape, stride=full.stride(), run_check=False
+                values,
+                was.device_mesh,
+                where,
+                shape=full.shape,
+                stride=full.stride(),
+                run_check=False,
             )
             owner.main_grad = made  # noqa: B023
 
-        if local is None and "gradient" not in kind and kind.split()[0] in ("replica", "pending", "nan"):
+        if (
+            local is None
+            and "gradient" not in kind
+            and kind.split()[0] in ("replica", "pending", "nan")
+        ):
             continue
-        if kind in ("shard without gradient", "pending without gradient", "replica without gradient"):
+        if kind in (
+            "shard without gradient",
+            "pending without gradient",
+            "replica without gradient",
+        ):
             owner.grad = None
         elif kind == "nan" and local.numel():
             local.view(-1)[-1] = math.nan
@@ -375,7 +401,10 @@ def play(scene: Scene, rank: int, kept: dict[str, Any], limit: float) -> list[En
             other = torch.float64 if local.dtype != torch.float64 else torch.float32
             put(local.to(other))
         elif kind == "pending is a replica":
-            put(local.clone(), [Replicate() if letter == "p" else LETTERS[letter]() for letter in tensor.placed])
+            put(
+                local.clone(),
+                [Replicate() if letter == "p" else LETTERS[letter]() for letter in tensor.placed],
+            )
         elif kind == "pending is sparse":
             put(local.clone())
             owner.main_grad._local_tensor = local.to_sparse()
@@ -471,7 +500,9 @@ def call(
         result = gradclip.get_total_norm(given, norm_type, **more)
         return [result.item()]
     if function == "grad_norms":
-        return [float(norm) for norm in gradclip.grad_norms(given, norm_type, grad=attribute, **more)]
+        return [
+            float(norm) for norm in gradclip.grad_norms(given, norm_type, grad=attribute, **more)
+        ]
     if function == "Clipper":
         clipper: Any = gradclip.Clipper(given, INF, grad=attribute, eps=0.0, **more)
         clipper.max_norm, clipper.norm_type, clipper.eps = limit, norm_type, eps
@@ -514,7 +545,9 @@ def expected_norms(scene: Scene) -> tuple[list[float], float]:
             if where == index and kind.endswith("without gradient")
         )
         spoiled = any(
-            kind == "nan" and where == index and rank not in absent
+            kind == "nan"
+            and where == index
+            and rank not in absent
             and local_values(scene, tensor, rank).numel()
             for rank, kind, where in scene.differences
         )
@@ -535,10 +568,15 @@ def exact_norm(parts: list[torch.Tensor], norm_type: float) -> float:
     return oracle.total_norm(parts, norm_type)
 
 
-def check(world: ThreadWorld, scene: Scene) -> None:
+def in_threads(world: ThreadWorld) -> Callable[[Scene, float], list[list[Ended]]]:
+    return lambda scene, limit: world.run(lambda rank, kept: play(scene, rank, kept, limit))
+
+
+def check(run: Callable[[Scene, float], list[list[Ended]]], scene: Scene) -> None:
+    """Run a scene on all ranks; everything that must hold of how it ends."""
     _, total = expected_norms(scene)
     limit = scene.fraction * total if 0 < total < INF else 1.0
-    ended = world.run(lambda rank, kept: play(scene, rank, kept, limit))
+    ended = run(scene, limit)
     must_raise = any(must_fail(scene, kind, index) for _, kind, index in scene.differences)
     check_outcome(scene, [first for first, _ in ended], limit, must_raise)
     check_outcome(replace(scene, differences=()), [second for _, second in ended], limit, False)
@@ -565,6 +603,35 @@ def check_outcome(scene: Scene, ended: list[Ended], limit: float, must_raise: bo
             assert same(clipped, other), (scene, one, other, clipped)
 
 
+processes: dict[int, dict[str, Any]] = {}
+
+
+def play_in_process(rank: int, size: int, seed: int, limit: float) -> list[Ended]:
+    """One rank's part in a scene, in a process of its own."""
+    if size not in processes:
+        processes[size] = meshes(rank)
+    with warnings.catch_warnings(), failing_steps():
+        warnings.simplefilter("ignore")
+        return play(gloo_scene(seed, size), rank, processes[size], limit)
+
+
+def gloo_scene(seed: int, size: int) -> Scene:
+    """A random scene that needs no memory shared by ranks."""
+    scene = random_scene(10_000 + seed, size)
+    return replace(scene, options={k: v for k, v in scene.options.items() if k != "reduce"})
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_scenes_over_processes(size: int, two: World, three: World, four: World) -> None:
+    ranks = {2: two, 3: three, 4: four}[size]
+    for seed in range(24):
+        check(
+            lambda scene, limit: ranks.run(play_in_process, size, seed, limit),
+            gloo_scene(seed, size),
+        )  # noqa: B023
+
+
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def world(request: pytest.FixtureRequest) -> Iterator[ThreadWorld]:
     with ThreadWorld(request.param, meshes) as made, failing_steps():
@@ -574,4 +641,4 @@ def world(request: pytest.FixtureRequest) -> Iterator[ThreadWorld]:
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_scene_has_one_outcome(world: ThreadWorld, chunk: int) -> None:
     for seed in range(100 * chunk, 100 * (chunk + 1)):
-        check(world, random_scene(seed, world.size))
+        check(in_threads(world), random_scene(seed, world.size))
