@@ -81,6 +81,7 @@ def clip_(
         check_replicas: when the contents of replicas are compared: True at every call, n at every
             n-th, False never; by default when first seen non-zero, at the 2nd, 4th, 8th, ... use
             and then at every 1,024th.
+        **unknown: any other keyword is refused, with the nearest one that there is.
 
     Returns:
         The total norm before clipping: a 0-dim tensor on the first gradient's device, without
@@ -263,6 +264,7 @@ def clip_grads_with_norm_(
         distinct_dims: as `group`.
         replicas: as `group`.
         check_replicas: as `group`.
+        **unknown: any other keyword is refused, with the nearest one that there is.
 
     Raises:
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.

@@ -80,6 +80,7 @@ def explain(
         distinct_dims: as for `gradclip.clip_`.
         replicas: as for `gradclip.clip_`.
         check_replicas: as for `gradclip.clip_`.
+        **unknown: any other keyword is refused, with the nearest one that there is.
 
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.

@@ -49,6 +49,7 @@ def grad_norms(
         distinct_dims: as for `gradclip.clip_`.
         replicas: as for `gradclip.clip_`.
         check_replicas: as for `gradclip.clip_`.
+        **unknown: any other keyword is refused, with the nearest one that there is.
 
     Returns:
         A 1-dim tensor, one norm a parameter in the order given, on the first gradient's device; 0

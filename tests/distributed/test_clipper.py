@@ -58,7 +58,7 @@ def test_a_clipper_refuses_what_the_function_refuses() -> None:
     with pytest.raises(ValueError, match="`max_norm` is nan"):
         clipper.clip_()
     with pytest.raises(TypeError, match="unknown argument `grop`"):
-        gradclip.Clipper(owners, 1.0, grop=None)  # type: ignore[call-arg]
+        gradclip.Clipper(owners, 1.0, grop=None)  # type: ignore[arg-type]
 
 
 def test_without_gradients_it_warns() -> None:

@@ -6,6 +6,7 @@ Each case was once an abort, a wait or a wrong number on two ranks.
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -345,6 +346,17 @@ def test_equal_arguments_of_other_types(two: World) -> None:
     two.run(same_arguments)
 
 
+def noticed_at(clip: Callable[[], object], calls: int) -> int:
+    """The call at which a difference between replicas is noticed, from 1 on."""
+    for call in range(1, calls + 1):
+        try:
+            clip()
+        except ShardedClipError as error:
+            assert "copies of `w` differ" in str(error)  # noqa: PT017
+            return call
+    return calls + 1
+
+
 def equal_while_zero(rank: int) -> None:
     """Replicas that are zero at first verify nothing: a difference shows a few steps on."""
     line = cases.mesh(2)
@@ -356,14 +368,7 @@ def equal_while_zero(rank: int) -> None:
                 w.grad = on(line, torch.zeros(4), Replicate())
                 assert clipper.clip_().item() == 0.0
             w.grad = on(line, torch.full((4,), 1.0 + rank), Replicate())
-            steps = 0
-            while True:
-                steps += 1
-                try:
-                    clipper.clip_()
-                except ShardedClipError as error:
-                    assert "copies of `w` differ" in str(error)
-                    break
+            steps = noticed_at(clipper.clip_, 20)
             assert steps <= (1 if zero_steps <= 16 else 16)
     good_step()
 
@@ -465,9 +470,8 @@ def undeclared_replicas(rank: int) -> None:
     assert clipper.clip_().item() == expected
     for norm_type in (2.0, INF):
         for _ in range(2):
-            message = raised(
-                lambda: gradclip.clip_(model.parameters(), 0.5, norm_type, group=group)
-            )  # noqa: B023
+            owners = list(model.parameters())
+            message = raised(clip_of(owners, 0.5, norm_type, group=group))
             assert 'plain="replicated"' in message
             assert 'plain="distinct"' in message
     more: Any = {"group": group, "dtype": torch.float64}
@@ -496,3 +500,39 @@ def cannot_tell(rank: int) -> None:
 
 def test_a_rank_that_cannot_tell_its_group(two: World) -> None:
     two.run(cannot_tell)
+
+
+def dry_run() -> None:
+    """Three clips of each layout on a fake group of eight, as dry runs of large layouts do."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    both = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    placed: tuple[tuple[Placement, ...], ...] = (
+        (Replicate(), Shard(0)),
+        (Shard(0), Shard(0)),
+        (Replicate(), Replicate()),
+        (Partial(), Replicate()),
+    )
+    for where in placed:
+        for norm_type in (2.0, INF):
+            weights = [Replicate() if p.is_partial() else p for p in where]
+            owner: Any = nn.Parameter(on(both, torch.zeros(2), *weights))
+            clipper = gradclip.Clipper([owner, plain(5.0)], 1.0, norm_type)
+            for _ in range(3):
+                owner.grad = on(both, torch.tensor([3.0, 4.0]), *where)
+                assert math.isfinite(clipper.clip_().item())
+                assert bool(cases.local(owner).isfinite().all())
+                assert bool(gradclip.grad_norms([owner], norm_type).isfinite().all())
+    with pytest.raises(TypeError, match=r"rank 0: gradient of `parameter 0` is torch\.int32"):
+        gradclip.get_total_norm([on(both, torch.ones(2, dtype=torch.int32), Shard(0), Shard(0))])
+    dist.destroy_process_group()
+
+
+def test_a_dry_run_on_a_fake_group() -> None:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=dry_run)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0

@@ -26,8 +26,8 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gradclip.sharding import compat, copies, placements
-from gradclip.sharding.ownership import Ownership, OwnershipError, Surroundings, mesh_layout
+from gradclip.sharding import OwnershipError, compat, copies, placements
+from gradclip.sharding.ownership import Ownership, Surroundings, mesh_layout
 
 WORLD = 8
 

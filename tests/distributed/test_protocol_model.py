@@ -177,8 +177,9 @@ def logical(scene: Scene, tensor: Tensor, absent: frozenset[int]) -> list[torch.
     pieces: dict[tuple[int, ...], dict[tuple[int, ...], torch.Tensor]] = {}
     for rank in range(scene.size):
         where = coordinates(scene.size, tensor.mesh, rank)
-        shard = tuple(c for (c, _), l in zip(where, tensor.placed, strict=True) if l in "sz")
-        summand = tuple(c for (c, _), l in zip(where, tensor.placed, strict=True) if l == "p")
+        cuts = list(zip(where, tensor.placed, strict=True))
+        shard = tuple(coordinate for (coordinate, _), letter in cuts if letter in "sz")
+        summand = tuple(coordinate for (coordinate, _), letter in cuts if letter == "p")
         values = local_values(scene, tensor, rank)
         if rank in absent:
             if "p" not in tensor.placed:
@@ -308,7 +309,9 @@ failing = threading.local()
 @contextmanager
 def failing_steps() -> Iterator[None]:
     """Steps of this process fail on the threads that ask for it."""
-    originals = engine.sums, engine.sums_each, engine.digests, contribution.read
+    sharded: Any = contribution
+    tensors: Any = torch.Tensor
+    originals = engine.sums, engine.sums_each, engine.digests, sharded.Local
 
     def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **named: Any) -> Any:
@@ -321,17 +324,13 @@ def failing_steps() -> Iterator[None]:
     engine.sums = wrap("sums", engine.sums)
     engine.sums_each = wrap("sums", engine.sums_each)
     engine.digests = wrap("digests", engine.digests)
-    contribution.Local = wrap("read", contribution.Local)  # type: ignore[misc, assignment]
-    torch.Tensor.read_grad = property(read_gradient)  # type: ignore[attr-defined]
+    sharded.Local = wrap("read", sharded.Local)
+    tensors.read_grad = property(read_gradient)
     try:
         yield
     finally:
-        del torch.Tensor.read_grad  # type: ignore[attr-defined]
-        engine.sums, engine.sums_each, engine.digests, _ = originals
-        contribution.Local = original_local  # type: ignore[misc]
-
-
-original_local = contribution.Local
+        del tensors.read_grad
+        engine.sums, engine.sums_each, engine.digests, sharded.Local = originals
 
 
 def read_gradient(owner: Any) -> Any:
@@ -625,11 +624,14 @@ def gloo_scene(seed: int, size: int) -> Scene:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_scenes_over_processes(size: int, two: World, three: World, four: World) -> None:
     ranks = {2: two, 3: three, 4: four}[size]
+
+    def run(scene: Scene, limit: float) -> list[list[Ended]]:
+        return ranks.run(play_in_process, size, seeds[-1], limit)
+
+    seeds = []
     for seed in range(24):
-        check(
-            lambda scene, limit: ranks.run(play_in_process, size, seed, limit),
-            gloo_scene(seed, size),
-        )  # noqa: B023
+        seeds.append(seed)
+        check(run, gloo_scene(seed, size))
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])

@@ -111,7 +111,7 @@ def refused_by_one(rank: int) -> None:
                 before = cases.local(owner).clone()
                 for words, bad in LISTS.items():
                     if words == "None" and not said:
-                        continue  # nothing tells who the others are: see test_a_rank_that_cannot_tell
+                        continue  # nothing tells who the others are
                     mine = bad(owner) if rank == 1 else [("w", owner)]
                     told = raised(lambda: function(mine, **said))  # noqa: B023
                     assert told.startswith("rank 1: ")

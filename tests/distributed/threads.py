@@ -22,7 +22,7 @@ from torch.testing._internal.distributed import multi_threaded_pg
 LIMIT = 20.0
 
 
-class Hang(AssertionError):
+class HangError(AssertionError):
     """Some ranks did not answer."""
 
 
@@ -41,7 +41,7 @@ class ThreadWorld:
         isolate._set_thread_isolation_mode(True)
         multi_threaded_pg._install_threaded_pg()
         multi_threaded_pg.ProcessLocalGroup.reset()
-        store = dist.HashStore()
+        store: Any = torch._C._distributed_c10d.HashStore()
         for rank in range(self.size):
             thread = threading.Thread(target=self._serve, args=(rank, store), daemon=True)
             thread.start()
@@ -71,12 +71,12 @@ class ThreadWorld:
 
     def _collect(self) -> list[Any]:
         results: list[Any] = [None] * self.size
-        failures = []
+        failures: list[tuple[int, Any]] = []
         for _ in range(self.size):
             try:
                 rank, good, result = self.answers.get(timeout=LIMIT)
             except queue.Empty:
-                raise Hang(self._waiting(results, failures)) from None
+                raise HangError(self._waiting(results, failures)) from None
             results[rank] = result
             if not good:
                 failures.append((rank, result))

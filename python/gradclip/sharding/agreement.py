@@ -6,8 +6,8 @@ these still finish the same collective and then see that they differ. Two forms 
 - SUM (finite p): limbs and counts add. A tag t travels as t and t², and all ranks agree iff
   n * sum(t²) == sum(t)² (Cauchy and Schwarz), in exact integers. Balances are words whose sum over
   ranks vanishes modulo 2^40 iff the ranks that share something hold the same.
-- MAX (p = ±inf): keys and flags take the maximum; a tag travels as t and -t. Balances need a sum, so
-  they do not travel: a call whose balances are those of an earlier SUM exchange sends the token of
+- MAX (p = ±inf): keys and flags take the maximum; a tag travels as t and -t. Balances need a sum
+  and do not travel: a call whose balances are those of an earlier SUM exchange sends the token of
   that exchange instead, and any other call has a SUM exchange follow.
 
 The two words of the form are 1, 1 in SUM and 2^40, -2^40 in MAX. A reduction in which some ranks

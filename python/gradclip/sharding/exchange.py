@@ -39,7 +39,7 @@ class Outcome:
         same_list: whether all ranks list the same parameters.
         pieces: this rank's reduced pieces of pending gradients; None where no rank has any.
         ranks: how many ranks take part; 0 where that is not known.
-        deferred: whether the host of some rank reads this later, and takes part in no further round.
+        deferred: whether the host of some rank reads this later and takes part in no more rounds.
     """
 
     sums: Sums

@@ -106,8 +106,8 @@ def refuse_wrong(said: Mapping[str, Any], given: Parameters) -> None:
         )
     if check is not None and (not isinstance(check, int) or (check < 1 and check is not False)):
         raise TypeError(
-            f"`check_replicas` is {check!r:.80}; expected True, False, None or n >= 1 for every n-th"
-            " call"
+            f"`check_replicas` is {check!r:.80}; expected True, False, None, or n >= 1 for every"
+            " n-th call"
         )
     if (plain := said.get("plain")) is not None:
         refuse_copies(plain, "`plain` is", _OF_ALL)

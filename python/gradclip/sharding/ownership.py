@@ -191,8 +191,8 @@ class Surroundings:
             why = "plain= or replicas= says so"
         if not self.knows_ranks and said not in ("distinct", "elsewhere"):
             raise OwnershipError(
-                f"plain= or replicas= says that ranks hold replicas of {name}, but `reduce` alone does"
-                " not tell which ranks there are; pass group= too"
+                f"plain= or replicas= says that ranks hold replicas of {name}, but `reduce` alone"
+                " does not tell which ranks there are; pass group= too"
             )
         same = self._one_stage(roots, name) if said == "replicated" else self.ranks_of(said, name)
         if not same:

@@ -49,8 +49,8 @@ class Reduction(NamedTuple):
 class PendingGradient:
     """One local tensor, flat, with the reductions that it still needs.
 
-    `identity` names its parameter alike on all ranks. `signature` is what all ranks of its mesh must
-    have alike: identity, global shape, dtype, kind of device and placements.
+    `identity` names its parameter alike on all ranks. `signature` stands for what all ranks of its
+    mesh must have alike: identity, global shape, dtype, kind of device and placements.
     """
 
     label: str
@@ -79,8 +79,8 @@ def pending_gradient(
     if local.layout != torch.strided or local.dtype not in _REDUCIBLE:
         what = local.dtype if local.layout == torch.strided else f"a {local.layout} tensor"
         raise TypeError(
-            f"gradient of {entry.label} is {what} with a pending sum over ranks; expected a dense tensor"
-            " of a floating or complex dtype, so redistribute the gradient first"
+            f"gradient of {entry.label} is {what} with a pending sum over ranks; expected a dense"
+            " tensor of a floating or complex dtype, so redistribute the gradient first"
         )
     spec = gradient._spec
     shape = tuple(gradient.shape)

@@ -2,7 +2,7 @@
 
 After the first exchange all ranks know whether they list the same parameters. If they do, the sums
 of all parameters travel in one more all-reduce, in the order of their keys. If they do not, as over
-the stages of a pipeline, two small rounds tell which lists there are; each list then has rows of its
+the stages of a pipeline, two small rounds tell which lists there are, and each list has rows of its
 own.
 """
 

@@ -111,7 +111,8 @@ def check_hook(verdict: Verdict, maximum: bool, nonce: int, ranks: int, intact: 
         )
     first, second = verdict.nonces
     alone = first == -second if maximum else verdict.ranks == 1
-    if alone and first != nonce:
+    between = not -second <= nonce <= first if maximum else alone and first != nonce
+    if between:
         raise hook_error("`reduce` gave something between the ranks' values")
     if ranks > 1 and alone:
         raise hook_error(f"`reduce` left out other ranks of the {ranks} in group=")
