@@ -141,6 +141,7 @@ def test_weights_do_not_cancel_in_neighbours() -> None:
         assert len(differences) > 4000
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_zeros_sparse_and_bad_memory() -> None:
     assert reference.digest(torch.zeros(5), 1) == 0
     assert reference.digest(torch.tensor([0.0, -0.0]), 1) != 0

@@ -66,7 +66,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's words in row-major order; a view where it is contiguous."""
     flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-    if flat.numel() == 1:  # may keep any stride
+    if flat.numel() < 2:  # may keep any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(_WORDS[min(flat.element_size(), 4)])
 
