@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradclip import arguments, clip, compiled, entry, gradients, totals
 from gradclip.grad_mode import without_grad
-from gradclip.parameters import ParametersLike, listed
+from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.options import DISTINCT_DIMS, Replicas
@@ -91,11 +91,15 @@ class Clipper:
         self._coefficient: float | Tensor | None = 1.0
         self._limit = self.max_norm
         self._given = listed(parameters)
+        if self._given.nothing:
+            warn(self._given.nothing)
         self._session = open_session(self._given, grad, sharding)
 
     @without_grad
     def clip_(self, scale: float | Tensor | None = None) -> Tensor:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
+        if torch.compiler.is_compiling():
+            return self._clip_in_graph(scale)
         try:
             settings = self._settings(scale)
         except Exception as cause:
@@ -137,9 +141,17 @@ class Clipper:
             self.norm_type, self.max_norm, self.eps, scale, self.error_if_nonfinite
         )
 
+    def _clip_in_graph(self, scale: float | Tensor | None) -> Tensor:
+        if self._session is not None:
+            return compiled.outside(self.clip_, scale)
+        numbers = (self.norm_type, self.max_norm, self.eps, scale)
+        self.total_norm = compiled.clip_(
+            self._given.tensors, self.grad, numbers, self.error_if_nonfinite, self.dtype, False, {}
+        )
+        self._coefficient, self._limit = None, self.max_norm
+        return self.total_norm
+
     def _clip_alone(self, settings: Settings) -> Tensor:
-        if torch.compiler.is_compiling():
-            return compiled.clip_(self._given.tensors, self.grad, settings, self.dtype)
         found = gradients.of(self._given, self.grad)
         if not found.tensors:
             return clip.no_gradient(self._given, self.dtype)

@@ -9,7 +9,7 @@ import torch
 
 from gradclip import arguments, entry, gradients
 from gradclip.gradients import Gradients
-from gradclip.parameters import ParametersLike, listed
+from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.sharding import explain as sharded
 from gradclip.sharding.options import DISTINCT_DIMS, Replicas
 from gradclip.sharding.session import session_for
@@ -96,6 +96,8 @@ def explain(
     )
     arguments.refuse_unknown("explain", unknown, ())
     given = listed(parameters)
+    if given.nothing:
+        warn(given.nothing)
     if session := session_for(given, grad, sharding):
         found, shares = sharded.explain(session, given)
         return Explanation(_routes(found), shares)

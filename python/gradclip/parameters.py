@@ -21,6 +21,8 @@ class Parameters(NamedTuple):
     names: list[str] | None
     are_plain: bool
     """Whether all are exactly tensors or parameters of torch, none a subclass."""
+    nothing: str = ""
+    """What a warning says of an empty list."""
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], names: list[str] | None = None) -> "Parameters":
@@ -41,7 +43,7 @@ class Parameters(NamedTuple):
 def listed(parameters: ParametersLike) -> Parameters:
     """The list behind a Module, a tensor, an iterable of tensors or of (name, tensor) pairs.
 
-    An iterable is walked once. An empty one warns, as a spent generator clips nothing.
+    An iterable is walked once. For an empty one `nothing` holds a warning, which is the caller's.
 
     Raises:
         TypeError: nothing of that kind, or an entry is no tensor.
@@ -53,8 +55,7 @@ def listed(parameters: ParametersLike) -> Parameters:
         parameters = parameters.named_parameters()
     entries: tuple[Any, ...] = tuple(_walk(parameters))
     if not entries:
-        warn(_nothing_in(given))
-        return Parameters.of(())
+        return Parameters((), None, are_plain=True, nothing=nothing_in(given))
     names = None
     if isinstance(entries[0], tuple):
         names, entries = unzipped(entries)
@@ -74,7 +75,8 @@ def _walk(parameters: Iterable[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _nothing_in(given: object) -> str:
+def nothing_in(given: object) -> str:
+    """The warning for what was passed and lists nothing."""
     if isinstance(given, nn.Module):
         return f"{type(given).__name__} has no parameters: no gradient is read"
     if isinstance(given, types.GeneratorType):
@@ -124,5 +126,6 @@ def _frames_inside() -> int:
 
 
 def _is_inside(frame: types.FrameType) -> bool:
-    module: str = frame.f_globals.get("__name__", "")
-    return module.split(".")[0] == "gradclip" or module == "torch.utils._contextlib"
+    """Whether a frame is gradclip's or torch's; code that a compiler made has no module."""
+    module: str = frame.f_globals.get("__name__", "torch")
+    return module.split(".")[0] in ("gradclip", "torch")
