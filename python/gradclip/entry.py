@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 Asked = TypeVar("Asked")
 
-_DEFAULTS: Mapping[str, Any] = {
-    "group": None,
-    "reduce": None,
-    "plain": None,
-    "distinct_dims": DISTINCT_DIMS,
-    "replicas": None,
-    "check_replicas": None,
-}
+_OPTIONS = ("group", "reduce", "plain", "distinct_dims", "replicas", "check_replicas")
 
 
 def options(unknown: Mapping[str, Any], **passed: Any) -> Sharding:
@@ -38,8 +31,10 @@ def options(unknown: Mapping[str, Any], **passed: Any) -> Sharding:
 
     `enter` refuses the unknown ones, so that all ranks learn of it.
     """
-    chosen: Any = {name: value for name, value in passed.items() if value is not _DEFAULTS[name]}
-    chosen.update(unknown)
+    chosen: Any = dict(unknown)
+    for name, value in passed.items():
+        if value is not None and not (type(value) is tuple and value == DISTINCT_DIMS):
+            chosen[name] = value
     return chosen  # type: ignore[no-any-return]
 
 
@@ -70,7 +65,7 @@ def enter(
         given = listed(walked or parameters)
         if attribute is not None:
             arguments.attribute(attribute)
-        arguments.refuse_unknown(function, sharding, tuple(_DEFAULTS))
+        arguments.refuse_unknown(function, sharding, _OPTIONS)
         if is_data_parallel(parameters) and "group" in sharding:
             sharding = {"plain": "replicated", **sharding}
         return given, sessions.session_for(given, attribute, sharding), asked
