@@ -99,7 +99,7 @@ def compare(rank: int, name: str, backend: str) -> None:
                 assert mine is None or yours is None or oracle.same_bits(mine, yours)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[:2])
 @pytest.mark.parametrize("name", CALLS)
 def test_compiled_calls_give_the_eager_bits(name: str, backend: str, two: World) -> None:
     two.run(compare, name, backend)
