@@ -35,11 +35,12 @@ def slope_and_constant() -> list[torch.Tensor]:
 
 def norm_of(gradients: Sequence[torch.Tensor], p: Any) -> float:
     """In float64 and plain arithmetic."""
-    magnitudes = [abs(x) for g in gradients for x in g.detach().double().flatten().tolist()]
+    flat = torch.cat([gradient.double().flatten() for gradient in gradients])
+    magnitudes: list[float] = flat.abs().tolist()
     p = float(p)
     if math.isinf(p):
         return max(magnitudes)
-    return math.fsum(x**p for x in magnitudes) ** (1 / p)
+    return float(math.fsum(x**p for x in magnitudes) ** (1 / p))
 
 
 def ratios(before: Sequence[torch.Tensor], owners: Owners) -> torch.Tensor:

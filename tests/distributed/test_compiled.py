@@ -40,7 +40,7 @@ def pending() -> Owners:
     mesh = init_device_mesh("cpu", (2,))
     owner = torch.nn.Parameter(distribute_tensor(torch.zeros(5, 3), mesh, [Replicate()]))
     local = random_values((5, 3), torch.float32, seed=7 + dist.get_rank())
-    owner.grad = DTensor.from_local(local, mesh, [Partial()])  # type: ignore[assignment]
+    owner.grad = DTensor.from_local(local, mesh, [Partial()])
     return [owner, *sharded()]
 
 
