@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradclip import arguments, engine, gradients
+from gradclip import arguments, batched, engine, gradients, rounding
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike
@@ -51,6 +51,8 @@ def grad_norms(
     given, session = entered(parameters, grad, sharding, each=True)
     if session is not None:
         return sharded.each_norm(session, given, norm_type, dtype)
+    if batched.gradients_in(given, grad):
+        return batched.each_norm(given, grad, norm_type, dtype)
     found = gradients.of(given, grad)
     by_id = {
         id(given.tensors[position]): norm
@@ -58,7 +60,7 @@ def grad_norms(
     }
     norms = [by_id.get(id(parameter), 0.0) for parameter in given.tensors]
     device = found.device if found.tensors else given.device
-    return torch.tensor(norms, dtype=dtype or found.total_dtype, device=device)
+    return rounding.tensor_of(norms, dtype or found.total_dtype, device)
 
 
 def _each(found: Gradients, norm_type: float) -> list[float]:

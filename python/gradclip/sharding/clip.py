@@ -45,9 +45,10 @@ def clip_(
         dtype = dtype or (torch.float64 if state.double else torch.float32)
         return totals.from_result(result.view(torch.float32), dtype), result[1]
     state.waits = True
-    total = totals.unscaled(_total(exchange), settings.norm_type, settings.scale)
-    coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
-    engine.scale_(_read(exchange), coefficient / settings.scale)
+    total, coefficient, factor = _core.clip_outcome(
+        _total(exchange), settings.norm_type, settings.max_norm, settings.eps, settings.scale
+    )
+    engine.scale_(_read(exchange), factor)
     state.double, state.waits = exchange.double, False
     return _tensor(exchange, given, total, dtype), coefficient
 
