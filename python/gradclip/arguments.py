@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gradclip import rounding
 from gradclip.settings import Settings
 
 
@@ -95,11 +96,14 @@ def loss_scale(scale: float | Tensor | None) -> float:
     """`scale` as a float; None is 1.
 
     Raises:
-        ValueError: not positive, infinite or NaN.
+        ValueError: not positive, infinite, NaN, or so large or small that float32 gradients
+            divided by it would lose digits.
     """
     checked = 1.0 if scale is None else number(scale, "scale")
-    if not 0 < checked < math.inf:
-        raise ValueError(f"`scale` is {checked}; expected a positive finite loss scale")
+    if not 2.0**-126 <= checked <= 2.0**126:
+        raise ValueError(
+            f"`scale` is {checked}; expected a positive finite loss scale, from 2**-126 to 2**126"
+        )
     return checked
 
 
@@ -107,11 +111,13 @@ def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     """`dtype` of the returned norm.
 
     Raises:
-        TypeError: no real floating dtype.
+        TypeError: no real floating dtype, or one that a single number has no place in.
     """
-    is_dtype = dtype is None or isinstance(dtype, torch.dtype)
-    if not is_dtype or (dtype is not None and not dtype.is_floating_point):
-        raise TypeError(f"`dtype` is {dtype!r}; expected a floating dtype such as torch.float64")
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in rounding.DTYPES):
+        raise TypeError(
+            f"`dtype` is {dtype!r:.80}; expected torch.float64, float32, bfloat16 or float16 (or a "
+            "float8 with a fraction)"
+        )
     return dtype
 
 

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, compiled, engine, entry, gradients, notices, totals
+from gradclip import (
+    _core,
+    arguments,
+    batched,
+    compiled,
+    engine,
+    entry,
+    gradients,
+    notices,
+    refusals,
+    totals,
+)
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
@@ -134,6 +145,8 @@ def clip_call_(
         warn(warning)
     if session is not None:
         return sharded.clip_(session, given, settings, dtype)[0]
+    if samples := batched.gradients_in(given, grad):
+        return batched.clip_(samples, settings, dtype)
     found = gradients.of(given, grad)
     if found.tensors:
         return clip_found_(found, settings, dtype)
@@ -162,10 +175,10 @@ def total_and_factor(
         RuntimeError: the total must be finite and is not.
     """
     exact = engine.total(found, settings.norm_type)
-    total = totals.unscaled(exact, settings.norm_type, settings.scale)
+    total, _, factor = _core.clip_outcome(
+        exact, settings.norm_type, settings.max_norm, settings.eps, settings.scale
+    )
     _refuse_non_finite(total, settings, found)
-    clip = _core.coefficient(total, settings.max_norm, settings.eps)
-    factor = _core.unscaled(clip, settings.scale)
     return totals.tensor_of(total, dtype or found.total_dtype, found.device), factor
 
 
@@ -238,11 +251,14 @@ def get_total_norm(
 
     def check() -> Settings:
         arguments.result_dtype(dtype)
+        refusals.refuse_module(tensors, "measured")
         return Settings(arguments.order(norm_type), error_if_nonfinite=bool(error_if_nonfinite))
 
     given, session, settings = entry.enter("get_total_norm", tensors, None, sharding, check)
     if session is not None:
         return sharded.total_norm(session, given, settings, dtype)
+    if samples := batched.gradients_in(given, None):
+        return batched.total_norm(samples, settings, dtype)
     found = gradients.given(given)
     if not found.tensors:
         return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
@@ -294,10 +310,13 @@ def clip_grads_with_norm_(
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
-    total = totals.float64_of(total_norm)
     given = listed(parameters)
     refuse_raw_gradients(given, grad)
+    if samples := batched.gradients_in(given, grad):
+        return batched.clip_with_norm_(samples, max_norm, total_norm, eps)
+    total = totals.float64_of(total_norm)
     found = sharded.local_gradients(given, grad)
+    refusals.check_value(total_norm, "total_norm", found.tensors)
     engine.scale_(found, totals.coefficient(total, max_norm, eps))
     return None
 

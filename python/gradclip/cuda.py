@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gradclip import _core, work
 from gradclip.parameters import warn
+from gradclip.reference import limbs
 from gradclip.settings import Settings
 
 if TYPE_CHECKING:
@@ -135,12 +137,16 @@ class CudaEngine:
 
     def sums(self, norm_type: float, scale: _core.PowerScale | None = None) -> Tensor:
         """The carried sums of all elements: int64[144] on the device."""
+        if limbs.is_tiny(norm_type):
+            return _tiny(self.sums, norm_type)
         output = torch.zeros(work.SUMS_LENGTH, dtype=torch.int64, device=self.device)
         self._sum(norm_type, scale, output=output.data_ptr())
         return output
 
     def sums_each(self, norm_type: float, tensors: int) -> Tensor:
         """The sums of each planned tensor, carries pending: int64[tensors, 144] on the device."""
+        if limbs.is_tiny(norm_type):
+            return _tiny(lambda p: self.sums_each(p, tensors), norm_type)
         shape = (tensors, work.SUMS_LENGTH)
         details = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._sum(norm_type, details=details.data_ptr())
@@ -251,6 +257,19 @@ class CudaEngine:
         """The work lists of all element types, in chunks of the size that a kernel takes."""
         writes, reals = kind in _WRITING, kind != "powers"
         return self.core.work_lists(self.index, writes, kernel.chunk, reals)
+
+
+def _tiny(sums: Callable[[float], Tensor], norm_type: float) -> Tensor:
+    """The sums of a tiny p from those of others: magnitudes, and high above them their count."""
+    vector = sums(1.0)
+    place = limbs.UNIT_OF_COUNT
+    counts = sums(0.0)[..., limbs.UNIT_LIMB : limbs.UNIT_LIMB + limbs.LIMBS - place]
+    infinities = vector[..., limbs.POSITIVE_INFINITY] + vector[..., limbs.NEGATIVE_INFINITY]
+    vector[..., place : limbs.LIMBS] += counts
+    vector[..., place] -= infinities  # not zero, but without a term
+    if norm_type < 0:
+        vector[..., limbs.ZEROS] = sums(-1.0)[..., limbs.ZEROS]
+    return vector
 
 
 def _power_arguments(

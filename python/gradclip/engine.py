@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from gradclip import _core, cuda, reference
+from gradclip import _core, cuda, reference, wrappers
 from gradclip.gradients import Gradients
 from gradclip.settings import Settings
 
@@ -71,12 +71,21 @@ def _add_cuda_each(
 def reference_sums(
     gradients: Gradients, place: int, norm_type: float, scale: _core.PowerScale | None = None
 ) -> _core.Sums:
-    """The sums of one gradient by torch operations; meta and fake tensors have none."""
+    """The sums of one gradient by torch operations; meta and fake tensors have none.
+
+    Raises:
+        TypeError: a tensor subclass that does not take the operations.
+    """
     tensor = gradients.tensors[place]
     if tensor.device.type == "meta" or is_fake(tensor):
         return _core.Sums()
-    vector = _reference_vector(gradients, place, norm_type, scale)
-    return _core.Sums.from_list(vector.tolist())
+    try:
+        vector = _reference_vector(gradients, place, norm_type, scale)
+        return _core.Sums.from_list(wrappers.to_list(vector))
+    except Exception as error:
+        if wrappers.is_plain(tensor):
+            raise
+        raise _unsuited(gradients, place, "read", error) from error
 
 
 def _reference_vector(
@@ -109,7 +118,32 @@ def scale_(gradients: Gradients, factor: float | Tensor) -> None:
     return None
 
 
+def _unsuited(gradients: Gradients, place: int, done: str, error: Exception) -> TypeError:
+    kind = type(gradients.tensors[place]).__name__
+    reason = str(error).partition("\n")[0]
+    return TypeError(
+        f"gradient of {gradients.name(place)} is a {kind}, which cannot be {done} by torch "
+        f"operations ({type(error).__name__}: {reason:.120}); pass the plain tensor that it stands "
+        "for"
+    )
+
+
+def _rehearse(gradients: Gradients) -> None:
+    """Raises what a subclass raises when it is written, before anything is.
+
+    Raises:
+        TypeError: a tensor subclass that refuses to be written.
+    """
+    for place in gradients.reference:
+        if not wrappers.is_plain(gradients.tensors[place]):
+            try:
+                reference.rehearse(gradients.tensors[place])
+            except Exception as error:
+                raise _unsuited(gradients, place, "written", error) from error
+
+
 def _scale_on_devices(gradients: Gradients, factor: float | Tensor) -> None:
+    _rehearse(gradients)
     engines = _ready_engines(gradients, "scale")
     factors = [_on(factor, engine.device) for engine in engines]
     for place in gradients.reference:
@@ -137,6 +171,7 @@ def _on(factor: float | Tensor, device: torch.device) -> Tensor:
 
 def clamp_(gradients: Gradients, limit: float) -> None:
     """Limits every element of all gradients to [-limit, limit] in place."""
+    _rehearse(gradients)
     engines = _ready_engines(gradients, "clamp")
     for place in gradients.reference:
         reference.clamp_(gradients.tensors[place], limit)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, cuda, refusals, totals
+from gradclip import _core, arguments, cuda, refusals, totals, wrappers
 from gradclip.parameters import Parameters
 
 
@@ -85,8 +85,11 @@ def _sorted(
     owned: list[tuple[int, int] | None] | None = None,
 ) -> Gradients:
     tensors = core.tensors
+    refusals.check_modes(tensors, lambda place: parameters.name(core.positions[place]))
+    if foreign := core.foreign:
+        tensors = _waited(tensors, foreign)
     fused = _core.is_fused()
-    reference = core.foreign if fused else list(range(len(tensors)))
+    reference = foreign if fused else list(range(len(tensors)))
     served = core.cuda_devices if fused else ()
     if not all(map(cuda.is_served, served)):
         reference, served = sorted((*reference, *core.cuda_places)), ()
@@ -95,3 +98,12 @@ def _sorted(
         unplanned = set(reference).difference(core.planned_places)
         refusals.check(tensors, reference, unplanned, gradients.name)
     return gradients
+
+
+def _waited(tensors: tuple[Tensor, ...], foreign: list[int]) -> tuple[Tensor, ...]:
+    """The tensors once asynchronous collectives that fill any of them are done."""
+    ready = list(tensors)
+    for place in foreign:
+        if isinstance(ready[place], Tensor):
+            ready[place] = wrappers.waited(ready[place])
+    return tuple(ready)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradclip import arguments, compiled, engine, entry, gradients
+from gradclip import arguments, batched, compiled, engine, entry, gradients, rounding
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, warn
@@ -79,11 +79,13 @@ def grad_norms(
         warn(given.nothing)
     if session is not None:
         return sharded.each_norm(session, given, norm_type, dtype)
+    if batched.gradients_in(given, grad):
+        return batched.each_norm(given, grad, norm_type, dtype)
     found = gradients.of(given, grad)
     norm_of = by_id(found, norm_type)
     norms = [norm_of.get(id(parameter), 0.0) for parameter in given.tensors]
     device = found.device if found.tensors else given.device
-    return torch.tensor(norms, dtype=dtype or found.total_dtype, device=device)
+    return rounding.tensor_of(norms, dtype or found.total_dtype, device)
 
 
 def by_id(found: Gradients, norm_type: float) -> dict[int, float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._higher_order_ops.effects import _EffectType
 
-from gradclip import arguments, totals
+from gradclip import arguments, rounding, totals
 from gradclip.parameters import Parameters, warn
 from gradclip.settings import Settings
 
@@ -99,7 +99,7 @@ def _run_norms(
     norm_of = norms.by_id(found, norm_type)
     in_order = iter(gradients)
     each = [norm_of[id(next(in_order))] if has else 0.0 for has in has_gradient]
-    return torch.tensor(each, dtype=dtype or found.total_dtype, device=found.device)
+    return rounding.tensor_of(each, dtype or found.total_dtype, found.device)
 
 
 def _run_clip_with_norm_(

@@ -3,11 +3,16 @@
 The core has checked the memory of all tensors that it plans; these are the others.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch._subclasses.fake_tensor import is_fake
+from torch.autograd import forward_ad
+
+from gradclip import wrappers
 
 _FLOAT8 = {
     getattr(torch, name)
@@ -19,12 +24,76 @@ _SUPPORTED = {
     torch.bfloat16,
     torch.float32,
     torch.float64,
+    torch.complex32,
     torch.complex64,
     torch.complex128,
     *_FLOAT8,
 }
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 Name = Callable[[int], str]
+
+
+def check_modes(tensors: Sequence[Tensor], name: Name) -> None:
+    """Refuses tensors that stand for more than their elements, where any such can be.
+
+    Raises:
+        TypeError: a real gradient under FakeTensorMode, which would be changed for nothing; one
+            with a forward-mode tangent, or one that torch.func follows.
+    """
+    if torch._C._get_dispatch_mode(_FAKE) is not None:
+        _refuse_first(
+            tensors,
+            lambda tensor: not is_fake(tensor),
+            name,
+            "is a real tensor under FakeTensorMode, where nothing is computed; leave the mode, or "
+            "pass fake tensors",
+        )
+    if forward_ad._current_level >= 0:
+        _refuse_first(
+            tensors,
+            lambda tensor: forward_ad.unpack_dual(tensor).tangent is not None,
+            name,
+            "carries a forward-mode tangent, which gradclip does not follow; pass its primal, "
+            "torch.autograd.forward_ad.unpack_dual(gradient).primal",
+        )
+    if _functorch.peek_interpreter_stack() is not None:
+        _refuse_first(
+            tensors,
+            _functorch.is_functorch_wrapped_tensor,
+            name,
+            "is inside of a transform of torch.func that gradclip does not follow (vmap it does); "
+            "clip what torch.func.grad returns, after it",
+        )
+
+
+def _refuse_first(
+    tensors: Sequence[Tensor], is_one: Callable[[Tensor], bool], name: Name, words: str
+) -> None:
+    for place, tensor in enumerate(tensors):
+        if isinstance(tensor, Tensor) and is_one(tensor):
+            raise TypeError(f"gradient of {name(place)} {words}")
+
+
+def refuse_module(tensors: object, done: str) -> None:
+    """Raises TypeError for a Module in the place of gradients: its weights would be taken."""
+    if isinstance(tensors, torch.nn.Module):
+        raise TypeError(
+            f"`tensors` is a {type(tensors).__name__}, whose weights would be {done}; pass "
+            "gradients, such as [p.grad for p in model.parameters()], or model.parameters() if "
+            "weights are meant"
+        )
+
+
+def check_value(number: object, name: str, gradients: Sequence[Tensor]) -> None:
+    """Raises TypeError for an argument without a value where gradients have values."""
+    if not isinstance(number, Tensor) or not (number.is_meta or is_fake(number)):
+        return
+    if not all(gradient.is_meta or is_fake(gradient) for gradient in gradients):
+        kind = "meta" if number.is_meta else "fake"
+        raise TypeError(
+            f"`{name}` is a {kind} tensor, which holds no value; pass a number or a real tensor"
+        )
 
 
 def check(
@@ -56,11 +125,16 @@ def _check_kind(tensor: Tensor, name: str) -> None:
         raise TypeError(
             f"gradient of {name} is a {type(tensor).__name__}; expected a tensor or None"
         )
+    if _is_masked(tensor):
+        raise TypeError(
+            f"gradient of {name} is a MaskedTensor, whose masked elements have no value; fill them "
+            "in, for instance by `.to_tensor(0.0)`"
+        )
     if tensor.is_quantized or tensor.dtype not in _SUPPORTED:
         raise TypeError(
             f"gradient of {name} is {tensor.dtype}; expected a floating or complex dtype (float16, "
-            "bfloat16, float32, float64, complex64, complex128, a float8 with a fraction), so "
-            f"convert it, for instance by `{_other_dtype(tensor)}`"
+            "bfloat16, float32, float64, complex32, complex64, complex128, a float8 with a "
+            f"fraction), so convert it, for instance by `{_other_dtype(tensor)}`"
         )
     if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
         layout = "nested" if tensor.is_nested else tensor.layout
@@ -73,22 +147,16 @@ def _check_kind(tensor: Tensor, name: str) -> None:
             f"gradient of {name} is a DTensor but its parameter is none; pass group=, the ranks to "
             "clip over, such as torch.distributed.group.WORLD"
         )
-    if tensor.layout == torch.sparse_coo and tensor.dtype in _FLOAT8 and not tensor.is_coalesced():
-        raise TypeError(
-            f"gradient of {name} is sparse {tensor.dtype} with repeated indices, which torch "
-            "cannot add up; convert it, for instance by `.float()`"
-        )
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise ValueError(
-            f"gradient of {name} is an inference tensor, which may not be written here; pass a "
-            "clone, or clip inside of torch.inference_mode()"
-        )
+
+
+def _is_masked(tensor: Tensor) -> bool:
+    """Whether this is a MaskedTensor; torch does not import the class until it is used."""
+    module = sys.modules.get("torch.masked.maskedtensor.core")
+    return module is not None and isinstance(tensor, module.MaskedTensor)
 
 
 def _other_dtype(tensor: Tensor) -> str:
-    if tensor.is_quantized:
-        return ".dequantize()"
-    return ".to(torch.complex64)" if tensor.is_complex() else ".float()"
+    return ".dequantize()" if tensor.is_quantized else ".float()"
 
 
 def _other_layout(tensor: Tensor) -> str:
@@ -133,19 +201,22 @@ def _check_own_memory(tensor: Tensor, name: str) -> None:
 def _check_overlaps(tensors: Sequence[Tensor], unplanned: set[int], name: Name) -> None:
     """Refuses an unplanned tensor whose bytes lie between those of another one."""
     spans = sorted(
-        (*span, place)
-        for place, tensor in enumerate(tensors)
-        if (span := _span(tensor)) is not None
+        (*span, place) for place, tensor in enumerate(tensors) for span in _spans(tensor)
     )
     device, end, last = "", 0, -1
     for on, start, stop, place in spans:
-        if on == device and start < end and unplanned & {last, place}:
+        if on == device and start < end and last != place and unplanned & {last, place}:
             raise ValueError(
                 f"gradients of {name(last)} and {name(place)} share memory; give one of them "
                 "memory of its own, for instance by `.clone()`"
             )
         if on != device or stop > end:
             device, end, last = on, stop, place
+
+
+def _spans(tensor: Tensor) -> list[tuple[str, int, int]]:
+    """The span of a tensor, or of each tensor that a wrapper holds; of those with memory."""
+    return [span for stored in wrappers.held(tensor) if (span := _span(stored)) is not None]
 
 
 def _span(tensor: Tensor) -> tuple[str, int, int] | None:
@@ -155,5 +226,6 @@ def _span(tensor: Tensor) -> tuple[str, int, int] | None:
         return None
     sizes = zip(stored.shape, stored.stride(), strict=True)
     reach = 1 + sum((size - 1) * abs(stride) for size, stride in sizes)
-    start = stored.data_ptr()
+    if (start := stored.data_ptr()) == 0:
+        return None
     return str(stored.device), start, start + reach * stored.element_size()

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments
+from gradclip import _core, arguments, rounding
 
 DOUBLE = frozenset({torch.float64, torch.complex128})
 """Gradients of these types make the returned total float64."""
@@ -15,19 +15,15 @@ _FLOAT32_PLACE = 6
 """Where a result of the kernels holds the total as float32."""
 
 
-def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
-    """The total of gradients divided by a loss scale; p = 0 counts elements and has no scale."""
-    return total if norm_type == 0 else _core.unscaled(total, loss_scale)
-
-
 def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A 0-dim plain tensor that remembers the float64 it was rounded from."""
-    return _remembering(torch.tensor(total, dtype=dtype, device=device), total)
+    """A 0-dim plain tensor that remembers the float64 it was rounded from, once."""
+    return _remembering(rounding.tensor_of(total, dtype, device), total)
 
 
 def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same from what the kernels wrote (`CudaEngine.totals`), without another launch."""
-    total = result[_FLOAT32_PLACE] if dtype == torch.float32 else total_in(result).to(dtype)
+    """The same from what the kernels wrote (`CudaEngine.totals`), unread by the host."""
+    is_there = dtype == torch.float32
+    total = result[_FLOAT32_PLACE] if is_there else rounding.narrowed(total_in(result), dtype)
     return _remembering(total, result)
 
 
@@ -71,13 +67,17 @@ def float64_of(total_norm: float | Tensor) -> float | Tensor:
     """
     if isinstance(total_norm, Tensor) and total_norm.device.type != "cpu":
         exact = _float64_on_device(total_norm)
-        same = exact.to(total_norm.dtype) == total_norm
-        return torch.where(same, exact, total_norm.to(torch.float64))
+        shown = total_norm.to(torch.float64)
+        same = rounding.narrowed(exact, total_norm.dtype).to(torch.float64) == shown
+        return torch.where(same, exact, shown)
     number = arguments.total(total_norm)
     if not isinstance(total_norm, Tensor) or (known := _unwritten(total_norm)) is None:
         return number
     remembered_number = float(known)
-    is_same = _rounded(remembered_number, total_norm.dtype) == number
+    is_same = (
+        total_norm.is_floating_point()
+        and rounding.rounded(remembered_number, total_norm.dtype) == number
+    )
     return remembered_number if is_same else number
 
 
@@ -109,7 +109,3 @@ def coefficient(total: float | Tensor, max_norm: float, eps: float) -> float | T
     ratio = torch.full_like(total, max_norm) / (total + eps)
     ratio = torch.where(ratio.isnan() & ~total.isnan(), 1.0, ratio.clamp(max=1.0))
     return torch.where(total < 0, 1.0, ratio)
-
-
-def _rounded(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=dtype))

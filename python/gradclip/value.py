@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradclip import arguments, compiled, engine
+from gradclip import arguments, batched, compiled, engine, refusals
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed, warn
@@ -34,7 +34,10 @@ def clip_grad_value_(
     if torch.compiler.is_compiling():
         return compiled.clamp_(parameters, grad, clip_value)
     clip_value = arguments.limit(clip_value, "clip_value")
-    found = local_gradients(listed(parameters), grad, linear=False)
+    given = listed(parameters)
+    if samples := batched.gradients_in(given, grad):
+        return batched.clamp_(samples, clip_value)
+    found = local_gradients(given, grad, linear=False)
     refuse_complex(found)
     if found.tensors:
         engine.clamp_(found, clip_value)
@@ -67,16 +70,15 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
         TypeError: a Module, whose weights would be scaled, or a tensor that is integer, boolean or
             quantized.
     """
-    if isinstance(tensors, torch.nn.Module):
-        raise TypeError(
-            f"`tensors` is a {type(tensors).__name__}, whose weights would be scaled; pass "
-            "gradients, or model.parameters() if weights are meant"
-        )
+    refusals.refuse_module(tensors, "scaled")
     if torch.compiler.is_compiling():
         return compiled.scale_(tensors, coefficient)
-    coefficient = arguments.coefficient(coefficient)
     given = listed(tensors)
     if given.nothing:
         warn(given.nothing)
-    engine.scale_(local_gradients(given, None), coefficient)
+    if samples := batched.gradients_in(given, None):
+        return batched.scale_(samples, coefficient)
+    found = local_gradients(given, None)
+    refusals.check_value(coefficient, "coefficient", found.tensors)
+    engine.scale_(found, arguments.coefficient(coefficient))
     return None

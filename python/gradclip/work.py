@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from gradclip import _core
+from gradclip import _core, rounding
 
 SUMS_LENGTH = 144
 EXTREME = 141
@@ -139,5 +139,5 @@ def workspace(stream: Stream) -> Workspace:
 
 @lru_cache(maxsize=64)
 def rounded(number: float, dtype: str) -> float:
-    """A number rounded to an element type."""
-    return float(torch.tensor(number, dtype=getattr(torch, dtype)))
+    """A number rounded once to an element type."""
+    return rounding.rounded(number, getattr(torch, dtype))

@@ -11,7 +11,7 @@ sparse tensors excepted.
 """
 
 from .digest import digest
-from .scaling import clamp_, scale_
+from .scaling import clamp_, rehearse, scale_
 from .sums import sums
 
-__all__ = ["clamp_", "digest", "scale_", "sums"]
+__all__ = ["clamp_", "digest", "rehearse", "scale_", "sums"]

@@ -12,9 +12,9 @@ numbers add up to its digest.
 
 What it notices: a change of one word always, as weights are odd. A change of several words goes
 unnoticed only if the weighted differences cancel. For differences with v trailing zero bits that
-takes weights that agree in 64 - v bits: chance 2^-(63 - v) for weights that behave as random ones,
-so 2^-32 or less for words of 32 bits (two flipped signs of float32) and 2^-48 for 16 bits. It is no
-cryptographic digest: who chooses the words can find two tensors with the same one.
+takes weights that agree in 64 - v bits, by chance 2^-(63 - v): 2^-32 or less for words of 32 bits
+(two flipped signs of float32), 2^-48 for 16 bits. It is no cryptographic digest: who chooses the
+words can find two tensors with the same one.
 
 Bits are compared, not values: -0.0 differs from 0.0, and NaN from another NaN. All zero bits give 0.
 """
@@ -38,7 +38,7 @@ def digest(tensor: torch.Tensor, threads: int) -> int:
     """The digest of a tensor: 0 <= digest < 2^64.
 
     Args:
-        tensor: strided or sparse COO, of any dtype, on any device. A sparse tensor has the digest of
+        tensor: strided or sparse COO, of any dtype, on any device. A sparse one has the digest of
             its coalesced indices plus that of its values.
         threads: threads to use on the CPU.
     """

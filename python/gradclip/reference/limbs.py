@@ -8,6 +8,8 @@ arXiv:1505.05571 (2015).
 
 import torch
 
+from gradclip.wrappers import is_wrapper
+
 LIMBS = 136
 BASE = -2176
 NAN, POSITIVE_INFINITY, NEGATIVE_INFINITY, ZEROS, MISFITS, EXTREME = range(LIMBS, LIMBS + 6)
@@ -23,9 +25,26 @@ _BITS = 32
 _MASK = (1 << _BITS) - 1
 
 
-def empty(device: torch.device) -> torch.Tensor:
-    """The sums of no elements: int64[144]."""
-    vector = torch.zeros(SUMS_LENGTH, dtype=torch.int64, device=device)
+SMALLEST_POWER = 1 / 4096
+
+UNIT_OF_COUNT = 116
+"""The limb whose bit 0 counts elements for a tiny p, far above all magnitudes."""
+
+
+def is_tiny(p: float) -> bool:
+    """Whether p is so near 0 that the norm needs no powers: see the core's `norm.rs`."""
+    return 0 < abs(p) < SMALLEST_POWER
+
+
+def empty(like: torch.Tensor) -> torch.Tensor:
+    """The sums of no elements: int64[144] on a tensor's device, a wrapper where it is one.
+
+    Operations on a wrapper go to the tensors that it holds: each then has sums of its own.
+    """
+    if is_wrapper(like):
+        vector = like.new_zeros(SUMS_LENGTH, dtype=torch.int64, layout=torch.strided)
+    else:
+        vector = torch.zeros(SUMS_LENGTH, dtype=torch.int64, device=like.device)
     vector[EXTREME] = NO_EXTREME
     return vector
 

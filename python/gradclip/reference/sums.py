@@ -9,7 +9,7 @@ from torch._compile import _disable_dynamo
 from . import limbs, terms
 from .magnitudes import INFINITY, magnitude_bits, modulus_bits
 from .slices import flat_range, slices, unexpanded
-from .sparse import coalesced_blocks, owned_values
+from .sparse import blocks, owned_values
 
 
 @_disable_dynamo
@@ -29,16 +29,16 @@ def sums(
     which ask for another pass with a scale; [141] the key of the largest (p = inf) or smallest (p
     = -inf) magnitude; the rest is zero.
 
-    tensor: strided or sparse COO, real or complex floating point (float8 included), any device;
-        on `meta` the result is a meta tensor. Complex elements count as two reals for p = 2, as
-        |z| otherwise.
+    tensor: strided or sparse COO, real or complex floating point (float8 and complex32 included),
+        any device. Of a wrapper subclass the result is one too, on `meta` a meta tensor. Complex
+        elements count as two reals for p = 2, as |z| otherwise.
     norm_type: p.
     scale_exponent: terms are those of |x| * 2**-scale_exponent (p not 0, 1, 2, inf, -inf).
     divisor: terms are those of |x| / divisor, instead.
     owned: only the row-major elements [start, stop).
     """
     norm = terms.Norm(norm_type, scale_exponent, divisor)
-    vector = limbs.empty(tensor.device)
+    vector = limbs.empty(tensor)
     if tensor.is_meta:
         return vector
     if tensor.layout == torch.sparse_coo:
@@ -56,7 +56,7 @@ def _add_strided(vector: torch.Tensor, tensor: torch.Tensor, norm: terms.Norm) -
     if weight == 1:
         _add_elements(vector, elements, norm)
     elif elements.numel():
-        once = limbs.empty(tensor.device)
+        once = limbs.empty(tensor)
         _add_elements(once, elements, norm)
         limbs.multiply(once, weight)
         limbs.merge(vector, once)
@@ -80,7 +80,7 @@ def _add_reals(vector: torch.Tensor, piece: torch.Tensor, norm: terms.Norm) -> N
 
 
 def _add_moduli(vector: torch.Tensor, piece: torch.Tensor, norm: terms.Norm) -> None:
-    bits = modulus_bits(piece)
+    bits = modulus_bits(piece if piece.dtype != torch.complex32 else piece.to(torch.complex64))
     vector[limbs.POSITIVE_INFINITY] += (bits == INFINITY).sum()
     terms.add(vector, bits, norm, is_narrow=False)
 
@@ -95,7 +95,7 @@ def _add_sparse(
     start, stop = owned or (0, tensor.numel())
     unlisted = stop - start - listed
     if unlisted and (norm.p < 0 or norm.p == math.inf):
-        zeros = limbs.empty(tensor.device)
+        zeros = limbs.empty(tensor)
         _add_elements(zeros, tensor.new_zeros(1, layout=torch.strided), norm)
         limbs.multiply(zeros, unlisted)
         limbs.merge(vector, zeros)
@@ -103,7 +103,7 @@ def _add_sparse(
 
 def _sparse_values(tensor: torch.Tensor, owned: tuple[int, int] | None) -> Iterator[torch.Tensor]:
     if owned is not None:
-        yield owned_values(tensor, *owned)
+        yield from owned_values(tensor, *owned)
         return
-    for block in coalesced_blocks(tensor):
-        yield block.values()
+    for block in blocks(tensor):
+        yield block.values

@@ -48,6 +48,8 @@ def add(vector: torch.Tensor, bits: torch.Tensor, norm: Norm, *, is_narrow: bool
         _add_extreme(vector, bits, is_largest=norm.p > 0)
     elif norm.p == 0:
         vector[limbs.UNIT_LIMB] += (bits > 0).sum()
+    elif limbs.is_tiny(norm.p):
+        _add_tiny(vector, bits, norm)
     elif norm.p == 1:
         limbs.deposit(vector, _finite_significands(bits), units(bits))
     elif norm.p == 2:
@@ -76,6 +78,14 @@ def _add_squares(vector: torch.Tensor, bits: torch.Tensor, *, is_narrow: bool) -
     limbs.deposit(vector, high * high, unit + 54)
     limbs.deposit(vector, high * low, unit + 28)
     limbs.deposit(vector, low * low, unit)
+
+
+def _add_tiny(vector: torch.Tensor, bits: torch.Tensor, norm: Norm) -> None:
+    """Magnitudes, and above them how many are not zero."""
+    if norm.p < 0:
+        vector[limbs.ZEROS] += (bits == 0).sum()
+    limbs.deposit(vector, _finite_significands(bits), units(bits))
+    vector[limbs.UNIT_OF_COUNT] += ((bits > 0) & (bits < INFINITY)).sum()
 
 
 def _add_powers(vector: torch.Tensor, bits: torch.Tensor, norm: Norm) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradclip import _core, arguments, engine, gradients, nonfinite, totals
+from gradclip import _core, arguments, engine, gradients, nonfinite, rounding, totals
 from gradclip.gradients import Gradients
 from gradclip.parameters import Parameters
 from gradclip.settings import Settings
@@ -54,10 +54,11 @@ def clip_(
         return totals.from_result(result.view(torch.float32), dtype), result[1]
     state.waits = True
     exact, outcome = _total(mine)
-    total = totals.unscaled(exact, settings.norm_type, settings.scale)
-    coefficient = _core.coefficient(total, settings.max_norm, settings.eps)
+    total, coefficient, factor = _core.clip_outcome(
+        exact, settings.norm_type, settings.max_norm, settings.eps, settings.scale
+    )
     assert mine.local is not None, "a rank that failed has raised"
-    engine.scale_(mine.local.gradients, coefficient / settings.scale)
+    engine.scale_(mine.local.gradients, factor)
     state.double, state.waits = outcome.double, False
     return _tensor(mine, given, total, dtype, outcome), coefficient
 
@@ -129,7 +130,7 @@ def each_norm(
     by_id = {id(parameter): norms[entry] for parameter, entry in parameters}
     each = [by_id[id(parameter)] for parameter in given.tensors]
     dtype = dtype or (torch.float64 if outcome.double else torch.float32)
-    return torch.tensor(each, dtype=dtype, device=_device(mine, given))
+    return rounding.tensor_of(each, dtype, _device(mine, given))
 
 
 def _total(mine: Contribution) -> tuple[float, Outcome]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from gradclip.wrappers import waited
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -42,19 +44,12 @@ def local_tensor(gradient: Any) -> torch.Tensor:
 
     `to_local()` gives a view, costs six times more, and does not unwrap an asynchronous result.
     """
-    local: torch.Tensor = gradient._local_tensor
-    return local if type(local) is torch.Tensor else _waited(local)
+    return waited(gradient._local_tensor)
 
 
 def placements_of(gradient: torch.Tensor) -> tuple[Any, ...]:
     """The placements of a DTensor."""
     return tuple(cast(Any, gradient)._spec.placements)
-
-
-def _waited(local: Any) -> torch.Tensor:
-    """What an AsyncCollectiveTensor holds once its collective is done; others as they are."""
-    is_pending = hasattr(local, "elem") and hasattr(local, "completed")
-    return cast(torch.Tensor, local.wait() if is_pending else local)
 
 
 def group_ranks(group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 //! The finish: from the sums to the total norm, the clip coefficient and the factor of the gradients.
 
 use crate::cpu::float_mode::in_standard_mode;
-use crate::exact::{NO_EXTREME, Sums, root, square_root, value};
+use crate::exact::{BASE, LIMBS, Limbs, NO_EXTREME, Sums, root, square_root, value};
 use crate::norm::{NormKind, Scale};
 
 /// The total norm, rounded once to float64; `None` when terms left float64's range and the sums must be taken again
@@ -21,11 +21,12 @@ fn rounded_total(sums: &Sums, kind: NormKind, scale: Option<Scale>) -> Option<f6
     Some(match kind {
         NormKind::Max | NormKind::Min => extreme(sums.extreme, kind),
         NormKind::Count => value(&sums.limbs),
-        NormKind::Real(p) if p < 0.0 && sums.zeros > 0 => 0.0,
-        NormKind::Real(p) if p < 0.0 => return negative_power(sums, p, scale),
+        NormKind::Real(p) | NormKind::Tiny(p) if p < 0.0 && sums.zeros > 0 => 0.0,
+        NormKind::Real(p) | NormKind::Tiny(p) if p < 0.0 => return negative_power(sums, kind, scale),
         _ if infinite => f64::INFINITY,
         NormKind::Sum => value(&sums.limbs),
         NormKind::Squares => square_root(&sums.limbs),
+        NormKind::Tiny(p) => tiny_power(&sums.limbs, p),
         NormKind::Power(_) | NormKind::Real(_) => return power(sums, kind.p(), scale),
     })
 }
@@ -59,19 +60,55 @@ fn power(sums: &Sums, p: f64, scale: Option<Scale>) -> Option<f64> {
     }
 }
 
-/// Infinite elements add nothing here; without any other element they alone decide.
-fn negative_power(sums: &Sums, p: f64, scale: Option<Scale>) -> Option<f64> {
-    let none = sums.limbs == Default::default() && sums.misfits == 0;
-    match none {
-        true if sums.infinities() > 0 => Some(f64::INFINITY),
-        true => Some(0.0),
-        false => power(sums, p, scale),
+/// The limb from which sums of [`NormKind::Tiny`] count elements; their magnitudes stay far below it.
+const COUNT_LIMB: usize = 116;
+
+/// Weight of one element in the count that sums of [`NormKind::Tiny`] hold above their magnitudes, as a power of two.
+pub const COUNT_PLACE: i32 = 32 * COUNT_LIMB as i32 + BASE;
+
+/// The norm of a tiny p: that of a single element is its magnitude, more of them leave float64's range.
+fn tiny_power(limbs: &Limbs, p: f64) -> f64 {
+    let mut magnitudes = limbs.carried();
+    let mut counts = [0; LIMBS];
+    counts[COUNT_LIMB..].swap_with_slice(&mut magnitudes[COUNT_LIMB..]);
+    let one = counts[COUNT_LIMB] == 1 && counts[COUNT_LIMB + 1..].iter().all(|&digit| digit == 0);
+    match counts.iter().any(|&digit| digit != 0) {
+        false => 0.0,
+        true if one => value(&Limbs::from_limbs(magnitudes)),
+        true if p < 0.0 => 0.0,
+        true => f64::INFINITY,
     }
 }
 
-/// A total divided by a loss scale.
-pub fn unscaled(total: f64, loss_scale: f64) -> f64 {
-    in_standard_mode((total, loss_scale), |(total, loss_scale)| total / loss_scale)
+/// Infinite elements add nothing here; without any other element they alone decide.
+fn negative_power(sums: &Sums, kind: NormKind, scale: Option<Scale>) -> Option<f64> {
+    let none = sums.limbs == Default::default() && sums.misfits == 0;
+    match kind {
+        _ if none && sums.infinities() > 0 => Some(f64::INFINITY),
+        _ if none => Some(0.0),
+        NormKind::Tiny(p) => Some(tiny_power(&sums.limbs, p)),
+        _ => power(sums, kind.p(), scale),
+    }
+}
+
+/// What a clip comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// The total norm of the gradients divided by the loss scale.
+    pub total: f64,
+    /// min(1, max_norm / (total + eps)).
+    pub coefficient: f64,
+    /// What the gradients are multiplied by: the coefficient divided by the loss scale.
+    pub factor: f64,
+}
+
+/// The outcome of a clip from the exact total of the gradients as they are; a count (p = 0) has no loss scale.
+pub fn outcome(exact_total: f64, kind: NormKind, max_norm: f64, eps: f64, loss_scale: f64) -> Outcome {
+    in_standard_mode((exact_total, max_norm, eps, loss_scale), |(exact_total, max_norm, eps, loss_scale)| {
+        let total = if kind == NormKind::Count { exact_total } else { exact_total / loss_scale };
+        let coefficient = clipping(total, max_norm, eps);
+        Outcome { total, coefficient, factor: coefficient / loss_scale }
+    })
 }
 
 /// The clip coefficient min(1, max_norm / (total + eps)) in float64, as `torch.nn.utils.clip_grad_norm_`; NaN totals

@@ -12,6 +12,10 @@ pub const LARGEST_TERM: f64 = f64::from_bits((1023 + 1000) << 52);
 /// Above this |p| a power of two as scale could let a term overflow: the magnitude itself is divided out.
 const LARGEST_SCALED_POWER: f64 = 900.0;
 
+/// Below this |p| two non-zero elements decide the norm: it is at least 2^(1/p) times the smallest of them for p > 0,
+/// at most 2^(1/p) times the largest one for p < 0, and 2^4096 outweighs float64's whole range.
+const SMALLEST_POWER: f64 = 1.0 / 4096.0;
+
 /// The norm type p, sorted by how its sum is formed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormKind {
@@ -29,6 +33,8 @@ pub enum NormKind {
     Power(u32),
     /// Any other p.
     Real(f64),
+    /// |p| below [`SMALLEST_POWER`], but not 0.
+    Tiny(f64),
 }
 
 /// A norm type that is no norm type.
@@ -50,6 +56,7 @@ impl NormKind {
             f64::INFINITY => NormKind::Max,
             f64::NEG_INFINITY => NormKind::Min,
             _ if p > 0.0 && p.fract() == 0.0 && p <= f64::from(u32::MAX) => NormKind::Power(p as u32),
+            _ if p.abs() < SMALLEST_POWER => NormKind::Tiny(p),
             _ => NormKind::Real(p),
         })
     }
@@ -63,7 +70,7 @@ impl NormKind {
             NormKind::Max => f64::INFINITY,
             NormKind::Min => f64::NEG_INFINITY,
             NormKind::Power(p) => f64::from(p),
-            NormKind::Real(p) => p,
+            NormKind::Real(p) | NormKind::Tiny(p) => p,
         }
     }
 

@@ -70,3 +70,36 @@ proptest! {
         }
     }
 }
+
+/// The norm of a tiny p in the limit: one element is its own norm, more of them leave float64's range.
+fn limit(values: &[f64], p: f64) -> f64 {
+    let others: Vec<f64> = values.iter().map(|x| x.abs()).filter(|&x| x != 0.0).collect();
+    let finite: Vec<f64> = others.iter().copied().filter(|x| x.is_finite()).collect();
+    match (p > 0.0, finite.as_slice()) {
+        (false, _) if values.contains(&0.0) => 0.0,
+        (true, _) if finite.len() < others.len() => f64::INFINITY,
+        (false, []) if !others.is_empty() => f64::INFINITY,
+        (_, []) => 0.0,
+        (_, [one]) => *one,
+        (positive, _) => {
+            if positive {
+                f64::INFINITY
+            } else {
+                0.0
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn tiny_orders(values in prop::collection::vec(prop_oneof![
+                       2 => Just(0.0), 1 => any::<f64>(), 1 => -3.0..3.0f64, 1 => Just(f64::INFINITY)], 0..5),
+                   p in prop_oneof![Just(1e-20), Just(-1e-20), Just(5e-324), Just(2e-4), Just(-2e-4)], length in 1usize..4) {
+        let values: Vec<f64> = values.into_iter().filter(|x| !x.is_nan()).collect();
+        for simd in instruction_sets() {
+            let total = norm(&chunks(&values, length), NormKind::new(p).unwrap(), simd, 2);
+            prop_assert_eq!(total, limit(&values, p), "{:?}", values);
+        }
+    }
+}

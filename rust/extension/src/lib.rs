@@ -26,7 +26,9 @@ mod _core {
     #[pymodule_export]
     use crate::kinds::are_plain;
     #[pymodule_export]
-    use crate::sums::{PowerScale, Sums, coefficient, leading_norm_type, unscaled};
+    use crate::sums::{
+        PowerScale, Sums, clip_outcome, coefficient, leading_norm_type, restore_mode, standard_mode, to_odd_float32,
+    };
 
     use super::*;
 
@@ -42,9 +44,10 @@ mod _core {
         gradclip_core::cpu::detect().name()
     }
 
-    /// Warns where a debug build would make every measurement wrong.
+    /// Sets up what forks must not interrupt, and warns where a debug build would make every measurement wrong.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        gradclip_core::cpu::prepare();
         if cfg!(debug_assertions) {
             let warnings = module.py().import("warnings")?;
             warnings.call_method1("warn", ("gradclip was compiled without --release: it is slow",))?;

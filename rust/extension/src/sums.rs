@@ -1,6 +1,7 @@
 //! `Sums`: what a pass over gradients leaves behind, as a Python object.
 
-use gradclip_core::exact::{SUMS_LENGTH, Sums as CoreSums};
+use gradclip_core::cpu::float_mode::{self, in_standard_mode};
+use gradclip_core::exact::{self, SUMS_LENGTH, Sums as CoreSums};
 use gradclip_core::finish;
 use gradclip_core::norm::{NormKind, Scale};
 use pyo3::exceptions::PyValueError;
@@ -85,16 +86,43 @@ pub fn leading_norm_type(norm_type: f64) -> PyResult<f64> {
     Ok(kind(norm_type)?.leading().p())
 }
 
+/// (total, coefficient, factor) of a clip from the exact total of the gradients: the total divided by the loss scale,
+/// min(1, max_norm / (total + eps)), and what the gradients are multiplied by. p = 0 counts, and has no scale.
+#[pyfunction]
+pub fn clip_outcome(
+    exact_total: f64,
+    norm_type: f64,
+    max_norm: f64,
+    eps: f64,
+    scale: f64,
+) -> PyResult<(f64, f64, f64)> {
+    let outcome = finish::outcome(exact_total, kind(norm_type)?, max_norm, eps, scale);
+    Ok((outcome.total, outcome.coefficient, outcome.factor))
+}
+
+/// A float64 rounded to odd in float32: rounding that to a narrower type gives what one rounding would.
+#[pyfunction]
+pub fn to_odd_float32(value: f64) -> f32 {
+    in_standard_mode(value, exact::to_odd_float32)
+}
+
+/// Puts this thread into the default floating-point mode (to nearest, subnormals kept); the mode before, for
+/// `restore_mode`.
+#[pyfunction]
+pub fn standard_mode() -> u64 {
+    float_mode::enter()
+}
+
+/// Puts back what `standard_mode` gave.
+#[pyfunction]
+pub fn restore_mode(mode: u64) {
+    float_mode::restore(mode);
+}
+
 /// min(1, max_norm / (total + eps)) in float64; 1 for an infinite `max_norm`, NaN for a NaN total.
 #[pyfunction]
 pub fn coefficient(total: f64, max_norm: f64, eps: f64) -> f64 {
     finish::coefficient(total, max_norm, eps)
-}
-
-/// A total, or a coefficient, divided by a loss scale.
-#[pyfunction]
-pub fn unscaled(value: f64, loss_scale: f64) -> f64 {
-    finish::unscaled(value, loss_scale)
 }
 
 /// The kind of a norm type, or `ValueError`.

@@ -47,14 +47,12 @@ impl Word for u32 {
 
 /// The digest of words of which the first has number `first`.
 pub fn digest<W: Word>(words: &[W], first: u64, threads: Threads) -> u64 {
-    if !threads.share(words.len() as u64) {
-        return of_piece(words, first);
-    }
-    threads.run(|| {
+    let parallel = || {
         let pieces = words.par_chunks(PIECE).enumerate();
         let digests = pieces.map(|(k, piece)| of_piece(piece, first.wrapping_add((k * PIECE) as u64)));
         digests.reduce(|| 0, u64::wrapping_add)
-    })
+    };
+    threads.spread(words.len() as u64, parallel, || of_piece(words, first))
 }
 
 fn of_piece<W: Word>(words: &[W], first: u64) -> u64 {

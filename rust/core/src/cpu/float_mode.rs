@@ -14,20 +14,32 @@ pub fn in_standard_mode<I, O>(input: I, work: impl FnOnce(I) -> O) -> O {
     black_box(work(black_box(input)))
 }
 
+/// Enters the default mode on this thread; what it was, for [`restore`].
+pub fn enter() -> u64 {
+    let previous = read();
+    if previous != STANDARD {
+        write(STANDARD);
+    }
+    previous
+}
+
+/// Puts a mode back that [`enter`] gave on this thread.
+pub fn restore(previous: u64) {
+    if previous != STANDARD {
+        write(previous);
+    }
+}
+
 /// The default mode, until dropped; for work on memory.
 pub struct StandardMode {
-    previous: Control,
+    previous: u64,
 }
 
 #[cfg(target_arch = "x86_64")]
-type Control = u32;
-#[cfg(target_arch = "x86_64")]
-const STANDARD: Control = 0x1F80; // all exceptions masked, to nearest, no flushing
+const STANDARD: u64 = 0x1F80; // all exceptions masked, to nearest, no flushing
 
 #[cfg(target_arch = "aarch64")]
-type Control = u64;
-#[cfg(target_arch = "aarch64")]
-const STANDARD: Control = 0;
+const STANDARD: u64 = 0;
 
 impl StandardMode {
     /// Enters the default mode on this thread.
@@ -52,25 +64,26 @@ impl Drop for StandardMode {
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn read() -> Control {
-    let mut control: Control = 0;
+fn read() -> u64 {
+    let mut control: u32 = 0;
     // SAFETY: stores the 4 bytes of MXCSR into a local of that size.
     unsafe { asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack, preserves_flags)) };
     // The sticky exception flags in the low six bits are no part of the mode.
-    control & !0x3F
+    u64::from(control & !0x3F)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn write(control: Control) {
-    // SAFETY: loads MXCSR from a local; only defined bits are set, as the value was read from it or is the default.
+fn write(control: u64) {
+    let control = control as u32 & 0xFFC0;
+    // SAFETY: loads MXCSR from a local; only bits that every processor defines are set.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &control, options(nostack, preserves_flags)) };
 }
 
 #[cfg(target_arch = "aarch64")]
 #[inline]
-fn read() -> Control {
-    let control: Control;
+fn read() -> u64 {
+    let control: u64;
     // SAFETY: reads a control register that every thread may read.
     unsafe { asm!("mrs {}, fpcr", out(reg) control, options(nomem, nostack, preserves_flags)) };
     control
@@ -78,7 +91,7 @@ fn read() -> Control {
 
 #[cfg(target_arch = "aarch64")]
 #[inline]
-fn write(control: Control) {
-    // SAFETY: the value was read from the same register or is its default.
+fn write(control: u64) {
+    // SAFETY: bits that a processor does not define are ignored.
     unsafe { asm!("msr fpcr, {}", in(reg) control, options(nomem, nostack, preserves_flags)) };
 }

@@ -18,4 +18,4 @@ mod window;
 pub use scale::{clamp, scale};
 pub use simd::{Simd, detect};
 pub use sum::{Pass, sum, sum_each};
-pub use threads::Threads;
+pub use threads::{Threads, prepare};

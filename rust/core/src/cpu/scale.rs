@@ -12,12 +12,14 @@ use super::sum::elements;
 use super::threads::Threads;
 use super::vector::Vector;
 use crate::dtype::DType;
+use crate::exact::to_odd_float32;
 use crate::plan::Chunk;
 
 /// What happens to each element.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// x times the factor: float64 in float64, narrower types in float32, then rounded to the type.
+    /// x times the factor: float64 in float64, narrower types in float32, then rounded to the type. A factor that
+    /// float32 has only as 0 or infinity multiplies every type in float64, and the product is rounded once.
     Times(f64),
     /// x limited to [-limit, limit], the limit rounded to the type; NaN stays.
     Limit(f64),
@@ -53,11 +55,7 @@ unsafe fn change(chunks: &[Chunk], change: Change, simd: Simd, threads: Threads)
         unsafe { change_chunk(chunk, change, simd) }
     };
     // Last chunk first: what the sums read last is still in the cache.
-    if threads.share(elements(chunks)) {
-        threads.run(|| chunks.par_iter().rev().for_each(one));
-    } else {
-        chunks.iter().rev().for_each(one);
-    }
+    threads.spread(elements(chunks), || chunks.par_iter().rev().for_each(one), || chunks.iter().rev().for_each(one));
 }
 
 /// # Safety
@@ -103,10 +101,22 @@ unsafe fn change_rows<T: Copy>(chunk: &Chunk, parts: u64, mut visit: impl FnMut(
     }
 }
 
+/// Whether float32 has a factor only as 0 or infinity: it would wipe out gradients that are neither.
+fn leaves_float32(factor: f64) -> bool {
+    let narrow = factor as f32;
+    (narrow == 0.0 && factor != 0.0) || (narrow.is_infinite() && factor.is_finite())
+}
+
 /// A type that computes in float32.
 trait ThroughFloat: Copy {
     fn widen(self) -> f32;
     fn narrow(value: f32) -> Self;
+
+    /// A float64 rounded once.
+    #[inline(always)]
+    fn rounded(value: f64) -> Self {
+        Self::narrow(to_odd_float32(value))
+    }
 }
 
 impl ThroughFloat for f32 {
@@ -118,6 +128,11 @@ impl ThroughFloat for f32 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn rounded(value: f64) -> Self {
+        value as f32
     }
 }
 
@@ -158,12 +173,15 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self) {
         match self.change {
+            Change::Times(factor) if leaves_float32(factor) => {
+                self.block.iter_mut().for_each(|x| *x = T::rounded(f64::from(x.widen()) * factor));
+            }
             Change::Times(factor) => {
                 let factor = factor as f32;
                 self.block.iter_mut().for_each(|x| *x = T::narrow(x.widen() * factor));
             }
             Change::Limit(limit) => {
-                let limit = T::narrow(limit as f32).widen();
+                let limit = T::rounded(limit).widen();
                 self.block.iter_mut().for_each(|x| *x = T::narrow(limited(x.widen(), limit)));
             }
         }
@@ -187,9 +205,12 @@ impl Kernel for Half<'_> {
         for halves in groups.iter_mut().chain([&mut padded]) {
             let mut floats = V::widen_half(halves);
             match self.change {
+                Change::Times(factor) if leaves_float32(factor) => {
+                    floats = floats.map(|x| to_odd_float32(f64::from(x) * factor));
+                }
                 Change::Times(factor) => floats = floats.map(|x| x * factor as f32),
                 Change::Limit(limit) => {
-                    let limit = f16::from_f32(limit as f32).to_f32();
+                    let limit = f16::from_f32(to_odd_float32(limit)).to_f32();
                     floats = floats.map(|x| limited(x, limit));
                 }
             }

@@ -15,7 +15,7 @@ use super::threads::Threads;
 use super::window::{Terms, Windowed};
 use crate::dtype::DType;
 use crate::exact::{Limbs, Sums};
-use crate::finish::extreme_key;
+use crate::finish::{COUNT_PLACE, extreme_key};
 use crate::norm::{NormKind, Scale};
 use crate::plan::Chunk;
 
@@ -41,10 +41,11 @@ pub unsafe fn sum(chunks: &[Chunk], pass: Pass, threads: Threads) -> Sums {
         unsafe { add_chunk(chunk, pass, &mut sums) };
         sums
     };
-    if !threads.share(elements(chunks)) {
-        return chunks.iter().fold(Sums::default(), one);
-    }
-    threads.run(|| chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged))
+    threads.spread(
+        elements(chunks),
+        || chunks.par_iter().fold(Sums::default, one).reduce(Sums::default, merged),
+        || chunks.iter().fold(Sums::default(), one),
+    )
 }
 
 /// The sums of each of `tensors` tensors, by the chunks' tensor index.
@@ -58,11 +59,8 @@ pub unsafe fn sum_each(chunks: &[Chunk], tensors: usize, pass: Pass, threads: Th
         let sums = unsafe { sum(group, pass, threads) };
         (group[0].tensor as usize, sums)
     };
-    let parts: Vec<(usize, Sums)> = if threads.share(elements(chunks)) {
-        threads.run(|| groups.par_iter().map(one).collect())
-    } else {
-        groups.iter().map(one).collect()
-    };
+    let parts: Vec<(usize, Sums)> =
+        threads.spread(elements(chunks), || groups.par_iter().map(one).collect(), || groups.iter().map(one).collect());
     let mut each = vec![Sums::default(); tensors];
     for (tensor, sums) in parts {
         each[tensor].merge(&sums);
@@ -132,6 +130,7 @@ fn add_block<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     }
     match pass.kind {
         NormKind::Power(_) | NormKind::Real(_) => return add_powers(block, pass, sums),
+        NormKind::Tiny(p) => return add_tiny(block, p, sums),
         NormKind::Min => return add_smallest(block, pass, sums),
         _ => {}
     }
@@ -168,6 +167,22 @@ fn add_powers<T: Element>(block: &[T], pass: Pass, sums: &mut Sums) {
     if !span.is_zero() {
         add_magnitudes(terms, &span, pass.simd, &mut sums.limbs);
     }
+}
+
+/// Magnitudes, and above them how many are not zero: the sums of a tiny p. See `finish`.
+fn add_tiny<T: Element>(block: &[T], p: f64, sums: &mut Sums) {
+    let mut count = 0;
+    for value in block.iter().map(|x| x.widen()) {
+        if !value.is_finite() {
+            sums.count_non_finite(value);
+        } else if value == 0.0 {
+            sums.zeros += i64::from(p < 0.0);
+        } else {
+            count += 1;
+        }
+    }
+    deposit_each(block, 1, &mut sums.limbs);
+    sums.limbs.deposit(count, COUNT_PLACE);
 }
 
 fn add_magnitudes<T: Element>(block: &[T], span: &Span<T>, simd: Simd, limbs: &mut Limbs) {

@@ -1,64 +1,90 @@
 //! The threads of the engine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{process, ptr, thread};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Threads, and the process and number they were started for: threads do not survive a fork, so a child starts its own.
-struct Pool {
-    key: (u32, usize),
-    threads: Arc<ThreadPool>,
-}
+use super::simd::detect;
 
-/// Elements from which work is spread over threads.
+/// Elements from which work is spread over threads: with fewer, waking others takes longer.
 const WORTH_A_THREAD: u64 = 64 * 1024;
+
+/// Threads that may be started whatever the number of cores.
+const ALWAYS_ALLOWED: usize = 8;
 
 /// How many threads may work on one call; 1 stays on the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads(usize);
 
 impl Threads {
-    /// At most `count` threads; 0 counts as 1.
+    /// At most `count` threads, and no more than there are cores to run them (or 8); 0 counts as 1.
     pub fn new(count: usize) -> Self {
-        Threads(count.max(1))
+        Threads(count.clamp(1, cores().max(ALWAYS_ALLOWED)))
     }
 
-    /// Runs `work` inside a pool of this many threads, or on the caller's thread if there is but one or no pool can be
-    /// started.
-    pub fn run<R: Send>(self, work: impl FnOnce() -> R + Send) -> R {
-        match self.pool() {
-            Some(pool) => pool.install(work),
-            None => work(),
+    /// Runs `parallel` inside a pool of this many threads; `alone`, which must do the same, on the caller's thread for
+    /// work on few elements, with one thread, or where no thread can be started.
+    pub fn spread<R: Send>(self, elements: u64, parallel: impl FnOnce() -> R + Send, alone: impl FnOnce() -> R) -> R {
+        let worth = self.0 > 1 && elements >= WORTH_A_THREAD;
+        match if worth { Pools::of_this_process().sized(self.0) } else { None } {
+            Some(pool) => pool.install(parallel),
+            None => alone(),
+        }
+    }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+/// Sets up what is set up once in a process. A fork in the middle of that, on another thread, would leave the child
+/// waiting for its end: so it is done before there are threads.
+pub fn prepare() {
+    cores();
+    detect();
+    crossbeam_epoch::default_collector(); // of the queues in a pool
+}
+
+/// The pool of one process, of the size asked for last: one of another size ends when its work is done.
+///
+/// Threads do not survive a fork, and a lock that another thread held stays locked in the child. So a child makes pools
+/// of its own, and leaves its parent's alone: nothing would answer their end.
+struct Pools {
+    process: u32,
+    last: Mutex<Option<(usize, Arc<ThreadPool>)>>,
+}
+
+impl Pools {
+    fn of_this_process() -> &'static Self {
+        static CURRENT: AtomicPtr<Pools> = AtomicPtr::new(ptr::null_mut());
+        let process = process::id();
+        let mut current = CURRENT.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or from `Box::leak` below and never freed.
+            if let Some(pools) = unsafe { current.as_ref() }.filter(|pools| pools.process == process) {
+                return pools;
+            }
+            let made: *mut Pools = Box::leak(Box::new(Pools { process, last: Mutex::default() }));
+            match CURRENT.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => current = made,
+                Err(other) => current = other,
+            }
         }
     }
 
-    /// Whether work on so many elements is spread: with fewer, waking others takes longer.
-    pub fn share(self, elements: u64) -> bool {
-        self.are_many() && elements >= WORTH_A_THREAD
-    }
-
-    fn are_many(self) -> bool {
-        self.0 > 1
-    }
-
-    /// The pool of this process, of the size asked for last: one of another size ends when its work is done.
-    fn pool(self) -> Option<Arc<ThreadPool>> {
-        static LAST: Mutex<Option<Pool>> = Mutex::new(None);
-        if !self.are_many() {
-            return None;
+    /// The pool of so many threads; `None` where they cannot be started.
+    fn sized(&self, count: usize) -> Option<Arc<ThreadPool>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pool)) = last.as_ref().filter(|(size, _)| *size == count) {
+            return Some(pool.clone());
         }
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (std::process::id(), self.0);
-        if let Some(known) = last.as_ref().filter(|known| known.key == key) {
-            return Some(known.threads.clone());
-        }
-        let threads = ThreadPoolBuilder::new().num_threads(self.0).thread_name(|i| format!("gradclip-{i}"));
-        let threads = Arc::new(threads.build().ok()?);
-        let outdated = last.replace(Pool { key, threads: threads.clone() });
-        // The threads of a forked process's parent do not exist here: nothing would answer their end.
-        if let Some(outdated) = outdated.filter(|outdated| outdated.key.0 != key.0) {
-            std::mem::forget(outdated);
-        }
-        Some(threads)
+        let builder = ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("gradclip-{i}"));
+        let pool = Arc::new(builder.build().ok()?);
+        *last = Some((count, pool.clone()));
+        Some(pool)
     }
 }

@@ -62,6 +62,21 @@ pub fn times_power_of_two(value: f64, exponent: i32) -> f64 {
     value * power_of_two(half) * power_of_two(exponent - half)
 }
 
+/// `value` in float32, rounded to odd: what is cut off leaves its mark in the last bit.
+///
+/// A second rounding, to a type at least two bits narrower, then gives what one rounding of `value` would. Source: S.
+/// Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE
+/// Transactions on Computers 57 (2008).
+#[inline(always)]
+pub fn to_odd_float32(value: f64) -> f32 {
+    let near = value as f32;
+    let back = f64::from(near);
+    let bits = near.to_bits();
+    let is_right = back == value || value.is_nan() || bits & 1 == 1;
+    let other = if back.abs() > value.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
+    if is_right { near } else { f32::from_bits(other) }
+}
+
 /// The sum rounded to float64.
 pub fn value(limbs: &Limbs) -> f64 {
     let bits = Bits(limbs.carried());
@@ -110,4 +125,89 @@ fn leading(bits: &Bits, top: i32) -> DoubleDouble {
     let leading = bits.above(place) << (105 - (top - place));
     let (high, low) = ((leading >> 53) as u64, (leading as u64) & ((1 << 53) - 1));
     DoubleDouble::fast_sum(high as f64 * power_of_two(-52), low as f64 * power_of_two(-105))
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+    use num_bigint::BigInt;
+    use num_traits::Signed;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `value` / 2^-1074.
+    fn units(value: f64) -> BigInt {
+        let bits = value.abs().to_bits();
+        let (biased, fraction) = (bits >> 52, bits & ((1 << 52) - 1));
+        let whole = if biased == 0 { fraction } else { fraction | 1 << 52 };
+        let magnitude = BigInt::from(whole) << (biased.max(1) - 1);
+        if value < 0.0 { -magnitude } else { magnitude }
+    }
+
+    /// Whether `found` is the number of a type nearest to `value`, ties to even; `widen` gives the type's numbers.
+    fn is_nearest(value: f64, found: u16, infinity: u16, widen: impl Fn(u16) -> f64) -> bool {
+        let sign = found & 0x8000;
+        let wide = |magnitude: u16| match magnitude {
+            // What infinity stands for in a rounding: the power of two after the largest number.
+            _ if magnitude == infinity => 2.0 * widen(infinity - 1) - widen(infinity - 2),
+            _ => widen(magnitude),
+        };
+        let magnitude = found & 0x7FFF;
+        let distance = |magnitude: u16| (units(wide(magnitude)) - units(value.abs())).abs();
+        let is_as_near = |other: u16| match distance(magnitude).cmp(&distance(other)) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => magnitude & 1 == 0,
+            std::cmp::Ordering::Greater => false,
+        };
+        sign == ((value.to_bits() >> 48) as u16 & 0x8000)
+            && (magnitude == 0 || is_as_near(magnitude - 1))
+            && (magnitude == infinity || is_as_near(magnitude + 1))
+    }
+
+    fn near_bf16(value: f64) -> bool {
+        is_nearest(value, bf16::from_f32(to_odd_float32(value)).to_bits(), 0x7F80, |bits| {
+            bf16::from_bits(bits).to_f64()
+        })
+    }
+
+    fn near_f16(value: f64) -> bool {
+        is_nearest(value, f16::from_f32(to_odd_float32(value)).to_bits(), 0x7C00, |bits| f16::from_bits(bits).to_f64())
+    }
+
+    #[test]
+    fn a_tie_of_float32_is_decided_by_what_float64_has() {
+        let value = 1.0 + 2f64.powi(-8) + 2f64.powi(-30);
+        assert_eq!(bf16::from_f32(to_odd_float32(value)).to_f64(), 1.0078125);
+        assert_eq!(bf16::from_f32(value as f32).to_f64(), 1.0, "two roundings");
+    }
+
+    #[test]
+    fn what_float32_has_stays() {
+        for value in [0.0, -0.0, 1.5, -3.0e38, 1e-45, f64::INFINITY, f64::NEG_INFINITY, f64::from(f32::MAX)] {
+            assert_eq!(f64::from(to_odd_float32(f64::from(value as f32))).to_bits(), f64::from(value as f32).to_bits());
+        }
+        assert!(to_odd_float32(f64::NAN).is_nan());
+        assert_eq!(to_odd_float32(1e300), f32::MAX);
+        assert_eq!(to_odd_float32(-1e-300), f32::from_bits(0x8000_0001));
+    }
+
+    proptest! {
+        #[test]
+        fn any_number_is_rounded_once(bits in any::<u64>()) {
+            let value = f64::from_bits(bits);
+            prop_assume!(value.is_finite());
+            prop_assert!(near_bf16(value) && near_f16(value), "{value:e}");
+        }
+
+        #[test]
+        fn ties_and_their_neighbours_are_rounded_once(bits in any::<u16>(), away in -3i64..=3, far in -35..0i32) {
+            for wide in [bf16::from_bits(bits).to_f64(), f16::from_bits(bits).to_f64()] {
+                let tie = (wide * (1.0 + 2f64.powi(-8))).to_bits().wrapping_add_signed(away);
+                for value in [f64::from_bits(tie), wide * (1.0 + 2f64.powi(-11) + 2f64.powi(far)), wide + 2f64.powi(-25)] {
+                    prop_assert!(!value.is_finite() || (near_bf16(value) && near_f16(value)), "{value:e}");
+                }
+            }
+        }
+    }
 }
