@@ -185,9 +185,3 @@ def clamp_(gradients: Gradients, limit: float) -> None:
 def written(gradients: Gradients) -> None:
     """Tells autograd that the gradients were written, as torch's in-place operations do."""
     torch.autograd.graph.increment_version(gradients.tensors)
-
-
-def digests(gradients: Gradients) -> list[int]:
-    """The digest of each gradient, of all its elements: see `reference.digest`."""
-    threads = torch.get_num_threads()
-    return [reference.digest(tensor, threads) for tensor in gradients.tensors]

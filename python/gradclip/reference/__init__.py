@@ -10,8 +10,7 @@ its size (uncoalesced sparse tensors need more: see `sparse`). Nothing here wait
 sparse tensors excepted.
 """
 
-from .digest import digest
 from .scaling import clamp_, rehearse, scale_
 from .sums import sums
 
-__all__ = ["clamp_", "digest", "rehearse", "scale_", "sums"]
+__all__ = ["clamp_", "rehearse", "scale_", "sums"]

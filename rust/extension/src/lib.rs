@@ -3,7 +3,6 @@
 mod attribute;
 mod cuda;
 mod descriptors;
-mod digest;
 mod dlpack;
 mod errors;
 mod gradients;
@@ -19,8 +18,6 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::cuda::{Kernel, Launches, WorkList, architecture, current_stream};
-    #[pymodule_export]
-    use crate::digest::digest;
     #[pymodule_export]
     use crate::gradients::Gradients;
     #[pymodule_export]
