@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
+from .digest import digest
 from .extremes import extremes
 from .finish import COUNT, MAX, MIN
 from .powers import powers
@@ -141,6 +142,12 @@ def _extremes(kind, number, dtype):
     return Entry(f"{kind}_{dtype}", extremes, signature, constants, warps=1, programs=32)
 
 
+def _digest(dtype):
+    constants = {"DTYPE": DTYPES[dtype], "TILE": 128, "AHEAD": 6}
+    signature = WORK_LIST | {"digests": "*i64", "turns": "*i32", "chunks": "i32"}
+    return Entry(f"digest_{dtype}", digest, signature, constants, warps=1, programs=24)
+
+
 class Writer(NamedTuple):
     """How a program of a kernel that writes walks its pieces."""
 
@@ -193,6 +200,7 @@ ENTRIES = (
     *(_powers(dtype, dtype, False) for dtype in DTYPES),
     _powers("complex64", "float32", True),
     _powers("complex128", "float64", True),
+    *(_digest(dtype) for dtype in ("bfloat16", "float32")),
     *(_change(scale, {"factor": "*fp64"}, dtype) for dtype in DTYPES),
     *(_change(clamp, {"limit": "fp64"}, dtype) for dtype in DTYPES),
 )

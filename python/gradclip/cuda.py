@@ -35,6 +35,7 @@ _POWER_KINDS = {0.0: 0, 1.0: 1, math.inf: 4, -math.inf: 5}
 """How kernels of powers call the kinds that they take for complex elements."""
 
 _WRITING = ("scale", "clamp")
+_DIGEST = "digest"
 _NO_CLIP = math.inf, 0.0, 1.0
 _SIGN_BIT = -(2**63)
 """Flipped in extreme keys while kernels add to them, so that zero is none."""
@@ -153,6 +154,17 @@ class CudaEngine:
         details[:, work.EXTREME].bitwise_xor_(_SIGN_BIT)
         return details
 
+    def digests(self, tensors: int) -> Tensor:
+        """The digest of each planned tensor: int64[tensors] on the device.
+
+        0 for tensors elsewhere, and for those that lie in memory in another order than the logical.
+        """
+        found = torch.zeros(tensors, dtype=torch.int64, device=self.device)
+        step = self._step(_DIGEST)
+        with work.workspace(self.stream) as space:
+            step.launches.digest(self.stream.handle, space.turns, found.data_ptr())
+        return found
+
     def totals(self, settings: Settings) -> Tensor:
         """What a clip comes to: float64[4] on the device, as float32[8].
 
@@ -246,7 +258,7 @@ class CudaEngine:
             table = work.table_of(self._lists(kind, kernel)[place], self.stream)
             launches.append((kernel.code, kernel.parts, table.listed, table.address))
             tables.append(table)
-        if not launches and kind not in _WRITING:
+        if not launches and kind not in (*_WRITING, _DIGEST):
             return _Step(self._over_nothing(kind), [])
         return _Step(_core.Launches(launches), tables)
 
@@ -255,6 +267,8 @@ class CudaEngine:
 
     def _lists(self, kind: str, kernel: _Kernel) -> list[_core.WorkList]:
         """The work lists of all element types, in chunks of the size that a kernel takes."""
+        if kind == _DIGEST:
+            return self.core.digest_lists(self.index, kernel.chunk)
         writes, reals = kind in _WRITING, kind != "powers"
         return self.core.work_lists(self.index, writes, kernel.chunk, reals)
 

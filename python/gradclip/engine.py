@@ -100,6 +100,44 @@ def _reference_vector(
     )
 
 
+def digests(gradients: Gradients) -> list[int]:
+    """The digest of all elements of each gradient in list order, `owned` or not: below 2**64.
+
+    See `reference.digest` for what it is and what it notices. Gradients without elements have the
+    digest 0, as have those whose bits are all zero, and meta and fake tensors.
+    """
+    by_kernels = [
+        cuda.CudaEngine(gradients.core, device).digests(len(gradients.core.planned_places))
+        for device in gradients.cuda
+    ]
+    by_torch = {
+        place: reference.digest(gradients.tensors[place]) for place in _digested_by_torch(gradients)
+    }
+    each = [0] * len(gradients.tensors)
+    if gradients.fused:
+        each = gradients.core.digests(torch.get_num_threads())
+    for found in by_kernels:
+        for place, digest in zip(gradients.core.planned_places, found.tolist(), strict=True):
+            each[place] += digest
+    for place, found in by_torch.items():
+        each[place] = int(found)
+    return [digest % 2**64 for digest in each]
+
+
+def _digested_by_torch(gradients: Gradients) -> set[int]:
+    """The places whose digests take torch operations.
+
+    Kernels take gradients that lie in memory in their logical order. Engines read what is stored,
+    which for a conjugate or negative view is another value.
+    """
+    places = set(gradients.reference)
+    if gradients.cuda:
+        places.update(gradients.core.permuted_cuda_places)
+    tensors = gradients.tensors
+    places.update(p for p, tensor in enumerate(tensors) if tensor.is_conj() or tensor.is_neg())
+    return {p for p in places if tensors[p].device.type != "meta" and not is_fake(tensors[p])}
+
+
 def scale_(gradients: Gradients, factor: float | Tensor) -> None:
     """Multiplies all gradients by a factor in place; a factor of 1 writes nothing.
 

@@ -36,6 +36,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "sums": _WORK_LIST + _WORKSPACE + _CLIP,
     "extremes": _WORK_LIST + _WORKSPACE + _CLIP,
     "powers": _WORK_LIST + _WORKSPACE + _POWER,
+    "digest": (*_WORK_LIST, "void* digests", "void* turns", "int32_t chunks"),
     "scale": (*_WORK_LIST, "void* factor", "void* turns", "int32_t chunks"),
     "clamp": (*_WORK_LIST, "double limit", "void* turns", "int32_t chunks"),
 }

@@ -1,4 +1,4 @@
-"""The reference path: the same sums and the same scaling in plain torch operations.
+"""The reference path: the same sums, digests and scaling in plain torch operations.
 
 It takes what the engines do not (sparse, float8, strides beyond two dimensions, other devices)
 and everything when `GRADCLIP_FUSED=0`. It is also the readable second implementation that the
@@ -10,7 +10,8 @@ its size (uncoalesced sparse tensors need more: see `sparse`). Nothing here wait
 sparse tensors excepted.
 """
 
+from .digest import digest
 from .scaling import clamp_, rehearse, scale_
 from .sums import sums
 
-__all__ = ["clamp_", "rehearse", "scale_", "sums"]
+__all__ = ["clamp_", "digest", "rehearse", "scale_", "sums"]

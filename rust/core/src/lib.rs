@@ -12,6 +12,7 @@ pub mod exact;
 pub mod finish;
 pub mod lattice;
 pub mod layout;
+pub mod logical;
 pub mod norm;
 pub mod overlap;
 pub mod plan;

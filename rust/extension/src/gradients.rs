@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use gradclip_core::cpu::{Pass, Threads, clamp, detect, scale, sum, sum_each};
+use gradclip_core::cpu::{Pass, Threads, clamp, detect, digest_each, scale, sum, sum_each};
+use gradclip_core::logical::Runs;
 use gradclip_core::plan::{Chunk, Descriptor, Device, DevicePlan, Route, TensorPlan};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySequence, PyString, PyTuple};
 
-use crate::cuda::{WorkList, segments_of, work_lists};
+use crate::cuda::{WorkList, digest_lists, segments_of, work_lists};
 use crate::errors::plan_error;
 use crate::planned::Planned;
 use crate::sums::{PowerScale, Sums, kind};
@@ -131,6 +132,25 @@ impl Gradients {
         plan.map_or_else(|| Ok(Vec::new()), |plan| work_lists(segments_of(plan, scales), chunk, reals))
     }
 
+    /// What kernels on a CUDA device walk to digest gradients that lie in memory in their logical order: a list for words
+    /// of 16 bits, and one for words of 32.
+    fn digest_lists(&self, device: i32, chunk: u64) -> PyResult<Vec<WorkList>> {
+        let plan = self.made.plan.devices.iter().find(|plan| plan.device == Device::cuda(device));
+        let is_contiguous = |tensor: u32| Runs::of(&self.made.descriptors[tensor as usize]).are_contiguous();
+        plan.map_or_else(|| Ok(Vec::new()), |plan| digest_lists(&plan.scales, chunk, is_contiguous))
+    }
+
+    /// Places in `tensors` of those with fused work on a CUDA device that `digest_lists` leaves out.
+    #[getter]
+    fn permuted_cuda_places(&self) -> Vec<usize> {
+        let mut places = self.cuda_places();
+        places.retain(|place| {
+            let tensor = self.planned.binary_search(place);
+            tensor.is_ok_and(|tensor| !Runs::of(&self.made.descriptors[tensor]).are_contiguous())
+        });
+        places
+    }
+
     /// A dictionary that belongs to the plan: what was prepared for it is found there at the next call.
     #[getter]
     fn kept<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
@@ -169,6 +189,22 @@ impl Gradients {
             each[place].0 = sums;
         }
         Ok(each)
+    }
+
+    /// The digest of all elements of each gradient, in list order; 0 for those that the CPU engine does not handle.
+    fn digests(&self, py: Python<'_>, threads: usize) -> Vec<u64> {
+        let mut each = vec![0; self.positions.len()];
+        let tensors = self.made.plan.tensors.iter().zip(&self.made.descriptors).zip(&self.planned);
+        let is_handled = |tensor: &TensorPlan, on: &Descriptor| on.device.is_cpu() && tensor.route() == Route::Fused;
+        let handled = tensors.filter(|((tensor, on), _)| is_handled(tensor, on));
+        let (descriptors, places): (Vec<&Descriptor>, Vec<usize>) =
+            handled.map(|((_, on), &place)| (on, place)).unzip();
+        // SAFETY: as in `sums`.
+        let found = py.detach(|| unsafe { digest_each(&descriptors, 0, detect(), Threads::new(threads)) });
+        for (digest, place) in found.into_iter().zip(places) {
+            each[place] = digest;
+        }
+        each
     }
 
     /// Multiplies the gradients that the CPU engine handles by `factor`; a factor of 1 writes nothing.

@@ -1,6 +1,7 @@
-//! The CPU engine: sums and scaling over the chunks of a plan, on threads and in SIMD.
+//! The CPU engine: sums, digests and scaling, on threads and in SIMD.
 
 mod block;
+mod digest;
 mod element;
 mod extremes;
 pub mod float_mode;
@@ -14,6 +15,7 @@ mod threads;
 mod vector;
 mod window;
 
+pub use digest::digest_each;
 pub use scale::{clamp, scale};
 pub use simd::{Simd, detect};
 pub use sum::{Pass, sum, sum_each};

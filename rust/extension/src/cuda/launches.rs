@@ -65,6 +65,15 @@ impl Launches {
         self.queue_sums(py, stream, space, then, &[Int32(kind), Double(p), Int32(exponent), Double(divisor)])
     }
 
+    /// Queues digests, which are added to the 64-bit integers of the tensors at `digests`.
+    ///
+    /// Raises `RuntimeError` if the driver refuses a launch; those before it run.
+    fn digest(&self, py: Python<'_>, stream: u64, turns: u64, digests: u64) -> PyResult<()> {
+        let queue = |launch: &Launch| launch.queue(stream, &[Pointer(digests), Pointer(turns), Int32(launch.chunks)]);
+        let queued = py.detach(|| self.0.iter().try_for_each(queue));
+        queued.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
     /// Queues the multiplication of all elements by the float64 at an address.
     ///
     /// Raises `RuntimeError` that names the element types that were not changed, and those that are.

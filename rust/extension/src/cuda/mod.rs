@@ -9,4 +9,4 @@ mod work_list;
 pub use device::{architecture, current_stream};
 pub use kernel::Kernel;
 pub use launches::Launches;
-pub use work_list::{WorkList, segments_of, work_lists};
+pub use work_list::{WorkList, digest_lists, segments_of, work_lists};

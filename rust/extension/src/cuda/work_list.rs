@@ -72,6 +72,25 @@ pub fn work_lists(segments: &[Segment], chunk: u64, reals: bool) -> PyResult<Vec
     Ok(lists)
 }
 
+/// The lists for digests, of the tensors that `is_contiguous` names: one of 16-bit words, as bfloat16, and one of 32-bit
+/// words, as float32. Words are counted along each tensor, whose segment is a single run.
+///
+/// Raises `ValueError` for more chunks than a list can number.
+pub fn digest_lists(segments: &[Segment], chunk: u64, is_contiguous: impl Fn(u32) -> bool) -> PyResult<Vec<WorkList>> {
+    let contiguous = segments.iter().filter(|segment| is_contiguous(segment.tensor));
+    work_lists(&contiguous.map(as_words).collect::<Vec<_>>(), chunk, false)
+}
+
+/// Elements as words of at most 32 bits.
+fn as_words(segment: &Segment) -> Segment {
+    let mut words = *segment;
+    let bytes = segment.dtype.bytes() as u64;
+    words.dtype = if bytes == 2 { DType::Bf16 } else { DType::F32 };
+    words.layout.row_length *= bytes.div_ceil(4);
+    words.layout.row_stride *= bytes.div_ceil(4);
+    words
+}
+
 /// Where sums or scales of a device are planned.
 pub fn segments_of(plan: &DevicePlan, scales: bool) -> &[Segment] {
     if scales { &plan.scales } else { &plan.sums }
@@ -182,6 +201,24 @@ mod tests {
         let lists = work_lists(&plan.devices[0].sums, 1024, true).expect("few chunks");
         assert_eq!(lists[0].dtype, DType::F32);
         assert_eq!(lists[0].segments[1..4], [3, 20, 40]);
+    }
+
+    #[test]
+    fn digests_take_contiguous_elements_as_words() {
+        let plans = [
+            planned(&[7, 3], &[3, 1], DType::F16),
+            planned(&[70, 3], &[3, 1], DType::C128),
+            planned(&[9], &[1], DType::Bf16),
+            planned(&[9], &[1], DType::F32),
+        ];
+        let number = |(tensor, plan): (usize, &Plan)| Segment { tensor: tensor as u32, ..plan.devices[0].scales[0] };
+        let segments: Vec<_> = plans.iter().enumerate().map(number).collect();
+        let lists = digest_lists(&segments, 256, |tensor| tensor != 2).expect("few chunks");
+        assert_eq!(lists.iter().map(WorkList::dtype).collect::<Vec<_>>(), ["bfloat16", "float32"]);
+        assert_eq!(lists.iter().map(|list| list.owners.len()).collect::<Vec<_>>(), [1, 5]);
+        assert_eq!(lists[0].segments[1..6], [1, 21, 21, 1, 0]);
+        assert_eq!(lists[1].segments[1..6], [1, 840, 840, 1, 1]);
+        assert_eq!(walked(&lists[1])[3], (4096 + 4 * 768, 1, 72, 840));
     }
 
     #[test]
