@@ -1,32 +1,151 @@
-"""Checks of numbers that callers pass; a refusal names the argument, the value and the remedy."""
+"""Checks of arguments; a refusal names the argument, the value and the remedy."""
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from gradclip.describe import described
 from gradclip.settings import Settings
 
+_LIMIT = "a number >= 0 (inf changes nothing)"
 
-def number(value: float | str | Tensor, name: str) -> float:
+_PACKED = getattr(torch, "float4_e2m1fn_x2", None)
+"""A dtype of which an element is two numbers."""
+
+_ELSEWHERE = {
+    "norm": "norm_type",
+    "ord": "norm_type",
+    "p": "norm_type",
+    "clip": "max_norm",
+    "clip_norm": "max_norm",
+    "clip_val": "max_norm",
+    "clip_value": "max_norm",
+    "grad_clip": "max_norm",
+    "gradient_clip_val": "max_norm",
+    "max_grad_norm": "max_norm",
+    "max_gradient_norm": "max_norm",
+    "grad_scale": "scale",
+    "grad_scaler": "scale",
+    "loss_scale": "scale",
+    "scaler": "scale",
+    "mesh": "group",
+    "pg": "group",
+    "process_group": "group",
+    "module": "parameters",
+    "params": "parameters",
+    "tensors": "parameters",
+}
+"""What other libraries call arguments; difflib alone would miss these or take them for others."""
+
+
+def number(value: float | str | Tensor, name: str, expected: str = "a number") -> float:
     """An argument as a float.
 
     Raises:
-        TypeError: no number.
-        ValueError: a tensor of several elements, or a word that is no number.
+        TypeError: not a number, or a number whose conversion raises.
+        ValueError: a tensor of several elements, a string that is not a number, or a number beyond
+            the range of float64.
     """
     if type(value) is float:
         return value
-    if isinstance(value, Tensor) and value.numel() != 1:
+    if _is_tensor(value) and value.numel() != 1:
         raise ValueError(
             f"`{name}` has shape {tuple(value.shape)}; expected a number or a 0-dim tensor"
         )
     try:
+        return _converted(value)
+    except Exception as error:  # whatever a value's own conversion raises
+        raise _not_a_number(value, name, expected, error) from error
+
+
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    """`isinstance` asks an object for `__class__`, which may raise."""
+    return issubclass(type(value), Tensor)
+
+
+def _converted(value: Any) -> float:
+    """`float(value)`, but for complex numbers, of which some drop their imaginary part."""
+    if isinstance(value, int | str):
         return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = ValueError if isinstance(value, str) else TypeError
-        raise kind(f"`{name}` is {value!r}; expected a number") from error
+    if isinstance(value, Tensor):
+        value = value.detach()
+        is_complex = value.is_complex()
+    else:
+        is_complex = isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
+    if is_complex:
+        raise TypeError("complex numbers have no order")
+    return float(value)
+
+
+def _not_a_number(value: object, name: str, expected: str, error: Exception) -> Exception:
+    if isinstance(error, OverflowError):
+        return ValueError(f"`{name}` is {described(value)}; expected {expected} that float64 holds")
+    kind = ValueError if issubclass(type(value), str) else TypeError
+    is_usual = isinstance(error, TypeError | ValueError | RuntimeError)
+    cause = "" if is_usual else f", whose conversion raises {type(error).__name__}"
+    remedy = f"expected {expected}"
+    if hasattr(type(value), "get_scale"):
+        remedy = (
+            "pass scaler.get_scale(); before scaler.step(optimizer), which divides by itself, call "
+            "scaler.unscale_(optimizer) and pass no scale"
+        )
+    return kind(f"`{name}` is {described(value)}{cause}; {remedy}")
+
+
+def flag(value: object, name: str) -> bool:
+    """An argument as a bool, by its truth value; None is False.
+
+    Raises:
+        TypeError: a string, as "False" is true, or a value without a truth value.
+    """
+    if isinstance(value, bool):
+        return value
+    try:
+        if not isinstance(value, str | bytes):
+            return bool(value)
+    except Exception as error:
+        raise TypeError(f"`{name}` is {described(value)}; expected True or False") from error
+    raise TypeError(f"`{name}` is {described(value)}; expected True or False")
+
+
+def refuse_unknown(function: str, unknown: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuses keyword arguments that a function does not have.
+
+    Args:
+        function: its name.
+        unknown: the arguments that it does not have; nothing is refused if there are none.
+        known: the names of those that it has.
+
+    Raises:
+        TypeError: the first unknown argument, the nearest known one, and all known ones.
+    """
+    for name in unknown:
+        raise TypeError(
+            f"{function}() got an unknown argument `{name:.60}`{_hint(name, known)}; its arguments "
+            f"are {', '.join(known)}"
+        )
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    if name in ("foreach", "fused"):
+        return f"; `{name}` can be dropped, as there is one implementation"
+    other = _ELSEWHERE.get(name.lower())
+    return f"; did you mean `{other}`?" if other in known else suggestion(name, known)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The known name that is nearest to another, as the end of a sentence; empty if none is near.
+
+    Upper and lower case count as the same letter.
+    """
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean `{by_lower[near[0]]}`?" if near else ""
 
 
 def coefficient(value: float | Tensor) -> float | Tensor:
@@ -46,13 +165,13 @@ def limit(value: float | Tensor, name: str) -> float:
     Raises:
         ValueError: negative or NaN.
     """
-    checked = number(value, name)
+    checked = number(value, name, _LIMIT)
     if not checked >= 0:
-        raise ValueError(f"`{name}` is {checked}; expected a number >= 0 (inf changes nothing)")
-    return checked
+        raise ValueError(f"`{name}` is {checked}; expected {_LIMIT}")
+    return abs(checked)  # -0.0 is 0.0
 
 
-def order(norm_type: float | str) -> float:
+def order(norm_type: float | str | Tensor) -> float:
     """`norm_type` as a float; the strings "inf" and "-inf" are numbers too, as for torch.
 
     Raises:
@@ -61,10 +180,10 @@ def order(norm_type: float | str) -> float:
     p = number(norm_type, "norm_type")
     if math.isnan(p):
         raise ValueError("`norm_type` is nan; pass a number such as 2.0, 1.0, 0.0 or inf")
-    return p
+    return abs(p) if p == 0 else p  # -0.0 is 0.0
 
 
-def epsilon(eps: float) -> float:
+def epsilon(eps: float | Tensor) -> float:
     """`eps` as a float that is at least 0 and finite.
 
     Raises:
@@ -73,7 +192,7 @@ def epsilon(eps: float) -> float:
     checked = number(eps, "eps")
     if not 0 <= checked < math.inf:
         raise ValueError(f"`eps` is {checked}; expected a finite number >= 0")
-    return checked
+    return abs(checked)  # -0.0 is 0.0
 
 
 def total(value: float | Tensor) -> float:
@@ -109,30 +228,33 @@ def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     Raises:
         TypeError: no real floating dtype.
     """
-    is_dtype = dtype is None or isinstance(dtype, torch.dtype)
-    if not is_dtype or (dtype is not None and not dtype.is_floating_point):
-        raise TypeError(f"`dtype` is {dtype!r}; expected a floating dtype such as torch.float64")
+    if dtype is None:
+        return None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype is _PACKED:
+        raise TypeError(
+            f"`dtype` is {described(dtype)}; expected a floating dtype such as torch.float64"
+        )
     return dtype
 
 
 def settings(
-    norm_type: float,
-    max_norm: float,
-    eps: float,
-    scale: float | Tensor | None,
-    error_if_nonfinite: bool,
+    norm_type: float | str | Tensor,
+    max_norm: float | Tensor = math.inf,
+    eps: float | Tensor = 1e-6,
+    scale: float | Tensor | None = None,
+    error_if_nonfinite: object = False,
 ) -> Settings:
-    """The numbers of a clip.
+    """The numbers of a clip; equal arguments give equal settings, -0.0 for 0.0 or 1 for True.
 
     Raises:
-        TypeError, ValueError: as `order`, `limit`, `epsilon` and `loss_scale`.
+        TypeError, ValueError: as `order`, `limit`, `epsilon`, `loss_scale` and `flag`.
     """
     return Settings(
         order(norm_type),
         limit(max_norm, "max_norm"),
         epsilon(eps),
         loss_scale(scale),
-        error_if_nonfinite,
+        flag(error_if_nonfinite, "error_if_nonfinite"),
     )
 
 
@@ -143,14 +265,7 @@ def attribute(grad: str) -> str:
         TypeError: no string.
     """
     if not isinstance(grad, str):
-        raise TypeError(f'`grad` is {grad!r}; expected the name of an attribute, such as "grad"')
-    return grad
-
-
-def refuse_unknown(function: str, passed: Mapping[str, object], known: Sequence[str]) -> None:
-    """Placeholder."""
-    unknown = sorted(set(passed) - set(known))
-    if unknown:
         raise TypeError(
-            f"unknown argument `{unknown[0]}`; about ranks there are {', '.join(known)}"
+            f'`grad` is {described(grad)}; expected the name of an attribute, such as "grad"'
         )
+    return grad
