@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gradclip import _core
+from gradclip import _core, mistakes
 
 ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -41,45 +41,54 @@ class Parameters(NamedTuple):
 def listed(parameters: ParametersLike) -> Parameters:
     """The list behind a Module, a tensor, an iterable of tensors or of (name, tensor) pairs.
 
-    An iterable is walked once. An empty one warns, as a spent generator clips nothing.
+    An iterable is walked once. An empty one warns, as an exhausted generator clips nothing.
 
     Raises:
-        TypeError: nothing of that kind, or an entry is no tensor.
+        TypeError: not one of these, or an entry that is not a tensor.
     """
+    found = read(parameters)
+    if not found.tensors:
+        warn(f"no gradient is read: {nothing_in(parameters)}")
+    return found
+
+
+def read(parameters: ParametersLike) -> Parameters:
+    """`listed`, without the warning of an empty list."""
     if isinstance(parameters, Tensor):
         return Parameters.of((parameters,))
-    given = parameters
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
     entries: tuple[Any, ...] = tuple(_walk(parameters))
-    if not entries:
-        warn(_nothing_in(given))
-        return Parameters.of(())
     names = None
-    if isinstance(entries[0], tuple):
+    if entries and isinstance(entries[0], tuple):
         names, entries = unzipped(entries)
     found = Parameters.of(entries, names)
     if not found.are_plain:
-        _refuse_others(found)
+        mistakes.refuse_entries(found.tensors, names)
     return found
 
 
 def _walk(parameters: Iterable[Any]) -> Iterator[Any]:
+    if not isinstance(parameters, list | tuple | types.GeneratorType):
+        mistakes.refuse_containers(parameters)
     try:
         return iter(parameters)
     except TypeError as error:
-        raise TypeError(
-            f"`parameters` is {parameters!r:.80}; expected a Module, a tensor, or an iterable of "
-            "tensors or of (name, tensor) pairs, such as model.named_parameters()"
-        ) from error
+        raise mistakes.not_iterable(parameters) from error
 
 
-def _nothing_in(given: object) -> str:
-    if isinstance(given, nn.Module):
-        return f"{type(given).__name__} has no parameters: no gradient is read"
-    if isinstance(given, types.GeneratorType):
-        return "a spent or empty generator: no gradient is read; pass model.parameters() anew"
-    return f"an empty {type(given).__name__}: no gradient is read"
+def is_exhausted(parameters: object) -> bool:
+    """Whether this is a generator that has ended."""
+    return isinstance(parameters, types.GeneratorType) and parameters.gi_frame is None
+
+
+def nothing_in(parameters: object) -> str:
+    """How messages call what holds no parameters."""
+    if isinstance(parameters, nn.Module):
+        return f"{type(parameters).__name__} has no parameters"
+    if isinstance(parameters, types.GeneratorType):
+        return "the generator is empty or exhausted; call model.parameters() again"
+    return f"an empty {type(parameters).__name__}"
 
 
 def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
@@ -91,27 +100,13 @@ def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     for position, entry in enumerate(entries):
         is_pair = isinstance(entry, tuple) and len(entry) == 2
         if not is_pair or not isinstance(entry[0], str):
-            raise TypeError(
-                f"`parameters` begins with a tuple and holds no (name, tensor) pair at position "
-                f"{position}; expected tensors alone, or pairs of a string and a tensor throughout"
-            )
+            mistakes.refuse_pair(entry, position)
     return [name for name, _ in entries], tuple(tensor for _, tensor in entries)
 
 
 def warn(message: str) -> None:
     """Warns at the line that called gradclip's public function."""
     warnings.warn(message, UserWarning, stacklevel=_frames_inside())
-
-
-def _refuse_others(given: Parameters) -> None:
-    entries: tuple[object, ...] = given.tensors
-    for position, entry in enumerate(entries):
-        if not isinstance(entry, Tensor):
-            where = f" as {given.name(position)}" if given.names else ""
-            raise TypeError(
-                f"`parameters` holds {type(entry).__name__} at position {position}{where}; "
-                "expected tensors, (name, tensor) pairs or a Module"
-            )
 
 
 def _frames_inside() -> int:
