@@ -12,6 +12,7 @@ from torch import Tensor
 from gradclip import _core, arguments, compiled, engine, entry, gradients, totals
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
+from gradclip.nonfinite import describe_nonfinite
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
@@ -295,27 +296,22 @@ def _refuse_non_finite(total: float, settings: Settings, found: Gradients) -> No
     if settings.error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(
             f"The total norm of order {settings.norm_type} for gradients from `parameters` is "
-            f"non-finite, so it cannot be clipped{_culprit(found)}. To disable this error and "
-            "scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"non-finite, so it cannot be clipped{describe_nonfinite(found)}. To disable this "
+            "error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
         )
 
 
-def _culprit(found: Gradients) -> str:
-    """The first gradient that is not finite; a sum of finite ones may be too large, too."""
-    for place, sums in enumerate(engine.sums_each(found, math.inf)):
-        norm = sums.total(math.inf)
-        if norm is not None and not math.isfinite(norm):
-            kind = "NaN" if math.isnan(norm) else "an infinity"
-            return f": the gradient of {found.name(place)} holds {kind}"
-    return ""
-
-
-def no_gradient(given: Parameters, dtype: torch.dtype | None) -> Tensor:
+def no_gradient(
+    given: Parameters,
+    dtype: torch.dtype | None,
+    remedy: str = "pass parameters rather than gradients",
+) -> Tensor:
     """The total norm of parameters of which none has a gradient: 0, with a warning."""
     if given.tensors:
         warn(
             "no parameter has a gradient: nothing is clipped; call clip_ after backward(), and "
-            "pass parameters rather than gradients"
+            f"{remedy}"
         )
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
 
