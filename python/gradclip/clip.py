@@ -294,10 +294,11 @@ def _on_device(
 
 def _refuse_non_finite(total: float, settings: Settings, found: Gradients) -> None:
     if settings.error_if_nonfinite and not math.isfinite(total):
+        described = describe_nonfinite(found)
         raise RuntimeError(
             f"The total norm of order {settings.norm_type} for gradients from `parameters` is "
-            f"non-finite, so it cannot be clipped{describe_nonfinite(found)}. To disable this "
-            "error and scale the gradients by the non-finite norm anyway, set "
+            f"non-finite, so it cannot be clipped{f': {described}' if described else ''}. To "
+            "disable this error and scale the gradients by the non-finite norm anyway, set "
             "`error_if_nonfinite=False`"
         )
 

@@ -13,7 +13,7 @@ _COUNTS = slice(136, 139)
 def describe_nonfinite(found: Gradients) -> str:
     """How many gradients hold NaN or infinite elements, and how many the first three of them hold.
 
-    Begins with a colon; empty where all are finite, as those of a total that overflowed may be.
+    Empty where all are finite, as those of a total that overflowed may be.
     Gradients of which this rank counts a range are described by that range. A complex element is
     infinite when its magnitude is.
     """
@@ -25,10 +25,10 @@ def describe_nonfinite(found: Gradients) -> str:
     if not bad:
         return ""
     if len(bad) == 1:
-        return f": the gradient of {_holds(found, *bad[0])}"
+        return f"the gradient of {_holds(found, *bad[0])}"
     named = ", ".join(_holds(found, *counts) for counts in bad[:_NAMED])
     rest = f", and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-    return f": {len(bad)} of {len(found.tensors)} gradients are not finite: {named}{rest}"
+    return f"{len(bad)} of {len(found.tensors)} gradients are not finite: {named}{rest}"
 
 
 def _holds(found: Gradients, index: int, nan: int, infinite: int) -> str:
