@@ -1,9 +1,10 @@
 """Checks of arguments; a refusal names the argument, the value and the remedy."""
 
 import difflib
+import inspect
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -118,24 +119,44 @@ def refuse_unknown(function: str, unknown: Mapping[str, object], known: Sequence
 
     Args:
         function: its name.
-        unknown: the arguments that it does not have; nothing is refused if there are none.
-        known: the names of those that it has.
+        unknown: keyword arguments that were passed; those it has may be among them.
+        known: the names of all its arguments.
 
     Raises:
         TypeError: the first unknown argument, the nearest known one, and all known ones.
     """
     for name in unknown:
-        raise TypeError(
-            f"{function}() got an unknown argument `{name:.60}`{_hint(name, known)}; its arguments "
-            f"are {', '.join(known)}"
-        )
+        if name not in known:
+            raise TypeError(
+                f"{function}() got an unknown argument `{name:.60}`{_hint(name, known)} Its "
+                f"arguments are {', '.join(known)}"
+            )
+
+
+def refuse_misspelt(function: Callable[..., object], keywords: Mapping[str, object]) -> None:
+    """`refuse_unknown` for a call that Python itself refused.
+
+    There a misspelt name of a required argument is a missing argument, and the name is not told.
+    """
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
+    refuse_unknown(name, keywords, names_of(function))
+
+
+def names_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """The names of the arguments of a function, in its order."""
+    arguments = inspect.signature(function).parameters.values()
+    named = [each.name for each in arguments if each.kind is not each.VAR_KEYWORD]
+    return tuple(name for name in named if name != "self")
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
+    """The end of a sentence, with its mark."""
     if name in ("foreach", "fused"):
-        return f"; `{name}` can be dropped, as there is one implementation"
+        return f"; `{name}` can be dropped, as there is one implementation."
     other = _ELSEWHERE.get(name.lower())
-    return f"; did you mean `{other}`?" if other in known else suggestion(name, known)
+    if other in known:
+        return f"; did you mean `{other}`?"
+    return suggestion(name, known) or "."
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -272,7 +272,9 @@ def clip_grads_with_norm_(
         TypeError: raw gradients were passed instead of parameters.
     """
     max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
-    arguments.refuse_unknown("clip_grads_with_norm_", unknown, ())
+    if unknown:
+        known = arguments.names_of(clip_grads_with_norm_)
+        arguments.refuse_unknown("clip_grads_with_norm_", unknown, known)
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     total = totals.float64_of(total_norm)

@@ -14,24 +14,13 @@ from gradclip.option_types import MeshDims, NormType, Number, PlainReplicas, Red
 from gradclip.parameters import ParametersLike, is_exhausted, nothing_in, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.options import DISTINCT_DIMS, Sharding
+from gradclip.sharding.options import DISTINCT_DIMS
 from gradclip.sharding.session import Session, open_session
 from gradclip.sources import ListSource, ModuleSource
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Never
-
-_ARGUMENTS = (
-    "parameters",
-    "max_norm",
-    "norm_type",
-    "error_if_nonfinite",
-    "dtype",
-    "eps",
-    "grad",
-    *Sharding.__annotations__,
-)
 
 
 class Clipper:
@@ -70,6 +59,7 @@ class Clipper:
         ValueError, TypeError: other arguments, as `gradclip.clip_`.
     """
 
+    @without_grad
     def __init__(
         self,
         parameters: ParametersLike,
@@ -88,7 +78,8 @@ class Clipper:
         check_replicas: bool | int | None = None,
         **unknown: Never,
     ) -> None:
-        arguments.refuse_unknown("Clipper", unknown, _ARGUMENTS)
+        if unknown:
+            arguments.refuse_unknown("Clipper", unknown, arguments.names_of(Clipper))
         self._limit = arguments.limit(max_norm, "max_norm")
         self.max_norm: Number = self._limit
         self.norm_type: NormType = arguments.order(norm_type)

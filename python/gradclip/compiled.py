@@ -49,10 +49,10 @@ def clip_with_norm_(
     eps: float,
 ) -> None:
     """`gradclip.clip_grads_with_norm_` in a graph."""
-    from gradclip import clip
+    from gradclip.clip import refuse_raw_gradients
 
     given = _listed(parameters)
-    clip.refuse_raw_gradients(given, attribute)
+    refuse_raw_gradients(given, attribute)
     gradients = _gradients(given, attribute)
     total_norm = _as_tensor(total_norm)
     if _any_complex(gradients):

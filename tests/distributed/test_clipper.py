@@ -173,6 +173,7 @@ def memory(rank: int) -> tuple[int, int]:
     gc.collect()
     with peak_growth() as growth:
         clipper.clip_()
+    assert clipper.coefficient is not None
     assert clipper.coefficient < 1
     clipper.max_norm = 0.25
     return peak_of_torch(clipper.clip_), growth[0]
