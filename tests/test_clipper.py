@@ -36,10 +36,7 @@ def fill(module: nn.Module, value: float = 3.0) -> None:
     [
         (list, "holds nothing to clip: an empty list"),
         (lambda: iter(()), "holds nothing to clip: an empty tuple_iterator"),
-        (
-            lambda: (p for p in list[nn.Parameter]()),
-            "holds nothing to clip: the generator is empty or exhausted",
-        ),
+        (lambda: nn.ReLU().parameters(), "holds nothing to clip: the generator is empty or exh"),
         (lambda: nn.ReLU(), "holds nothing to clip: ReLU has no parameters"),
         (lambda: exhausted(), r"is an exhausted generator; call model.parameters\(\) again"),
     ],
