@@ -236,13 +236,14 @@ def test_the_error_for_raw_gradients(backend: str) -> None:
 
 
 OPERATORS: dict[str, tuple[Any, ...]] = {
-    "clip_": (2.0, 1.0, 1e-6, 1.0, False, None),
-    "total_norm": (2.0, False, torch.float64),
-    "clip_with_norm_": (1.0, torch.tensor(5.0), 1e-6),
-    "clamp_": (0.5,),
-    "scale_": (torch.tensor(0.5),),
-    "factor": (1.0, torch.tensor(5.0), 1e-6),
-    "refuse_complex": (),
+    "clip_": ([2.0, 1.0, 1e-6, 1.0], [None] * 4, False, None),
+    "total_norm": ([2.0], [None], False, torch.float64),
+    "norms": ([True, False, True], [2.0], [None], None),
+    "clip_with_norm_": ([1.0, 0.0, 1e-6], [None, torch.tensor(5.0), None]),
+    "clamp_": ([0.5], [None]),
+    "scale_": ([0.0], [torch.tensor(0.5)]),
+    "factor": ([1.0, 0.0, 1e-6], [None, torch.tensor(5.0), None]),
+    "refuse_complex": ([1.0], [None]),
 }
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradclip import _core, arguments, compiled, engine, entry, gradients, totals
+from gradclip import _core, arguments, compiled, engine, entry, gradients, notices, totals
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.nonfinite import describe_nonfinite
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.options import DISTINCT_DIMS, Replicas, Sharding
 from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
@@ -104,19 +104,41 @@ def clip_(
         replicas=replicas,
         check_replicas=check_replicas,
     )
-    if torch.compiler.is_compiling() and not sharding:
-        settings = arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
-        return compiled.clip_(parameters, grad, settings, arguments.result_dtype(dtype))
+    numbers = (norm_type, max_norm, eps, scale)
+    return clip_call_(parameters, grad, numbers, error_if_nonfinite, dtype, False, sharding)
+
+
+def clip_call_(
+    parameters: ParametersLike,
+    grad: str,
+    numbers: tuple[float, float, float, float | Tensor | None],
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+    like_torch: bool,
+    sharding: Sharding,
+) -> Tensor:
+    """`clip_` and `clip_grad_norm_`, which differ in what they warn of.
+
+    `numbers` are norm_type, max_norm, eps and scale, as `arguments.settings` takes them.
+    """
+    if torch.compiler.is_compiling():
+        return compiled.clip_(
+            parameters, grad, numbers, error_if_nonfinite, dtype, like_torch, sharding
+        )
 
     def check() -> Settings:
         arguments.result_dtype(dtype)
-        return arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
+        return arguments.settings(*numbers, error_if_nonfinite)
 
     given, session, settings = entry.enter("clip_", parameters, grad, sharding, check)
+    if warning := notices.of_empty(parameters, given, like_torch):
+        warn(warning)
     if session is not None:
         return sharded.clip_(session, given, settings, dtype)[0]
     found = gradients.of(given, grad)
-    return clip_found_(found, settings, dtype) if found.tensors else no_gradient(given, dtype)
+    if found.tensors:
+        return clip_found_(found, settings, dtype)
+    return no_gradient(given, dtype, like_torch)
 
 
 def clip_found_(found: Gradients, settings: Settings, dtype: torch.dtype | None) -> Tensor:
@@ -166,21 +188,20 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`clip_` with the signature of `torch.nn.utils.clip_grad_norm_`.
 
-    `foreach` is accepted and changes nothing: there is one engine.
+    `foreach` is accepted and changes nothing: there is one engine. It warns where torch does: of an
+    empty generator alone.
     """
-    return clip_(
-        parameters,
-        max_norm,
-        norm_type,
-        error_if_nonfinite=error_if_nonfinite,
+    sharding = entry.options(
+        unknown,
         group=group,
         reduce=reduce,
         plain=plain,
         distinct_dims=distinct_dims,
         replicas=replicas,
         check_replicas=check_replicas,
-        **unknown,
     )
+    numbers = (norm_type, max_norm, 1e-6, None)
+    return clip_call_(parameters, "grad", numbers, error_if_nonfinite, None, True, sharding)
 
 
 @without_grad
@@ -213,13 +234,12 @@ def get_total_norm(
         replicas=replicas,
         check_replicas=check_replicas,
     )
-    if torch.compiler.is_compiling() and not sharding:
-        settings = Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
-        return compiled.total_norm(tensors, settings, arguments.result_dtype(dtype))
+    if torch.compiler.is_compiling():
+        return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype, sharding)
 
     def check() -> Settings:
         arguments.result_dtype(dtype)
-        return Settings(arguments.order(norm_type), error_if_nonfinite=error_if_nonfinite)
+        return Settings(arguments.order(norm_type), error_if_nonfinite=bool(error_if_nonfinite))
 
     given, session, settings = entry.enter("get_total_norm", tensors, None, sharding, check)
     if session is not None:
@@ -271,12 +291,12 @@ def clip_grads_with_norm_(
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.
         TypeError: raw gradients were passed instead of parameters.
     """
-    max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
     if unknown:
         known = arguments.names_of(clip_grads_with_norm_)
         arguments.refuse_unknown("clip_grads_with_norm_", unknown, known)
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
+    max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
     total = totals.float64_of(total_norm)
     given = listed(parameters)
     refuse_raw_gradients(given, grad)
@@ -306,16 +326,11 @@ def _refuse_non_finite(total: float, settings: Settings, found: Gradients) -> No
 
 
 def no_gradient(
-    given: Parameters,
-    dtype: torch.dtype | None,
-    remedy: str = "pass parameters rather than gradients",
+    given: Parameters, dtype: torch.dtype | None, like_torch: bool = False, remedy: str = ""
 ) -> Tensor:
     """The total norm of parameters of which none has a gradient: 0, with a warning."""
-    if given.tensors:
-        warn(
-            "no parameter has a gradient: nothing is clipped; call clip_ after backward(), and "
-            f"{remedy}"
-        )
+    if warning := notices.of_no_gradient(given, like_torch):
+        warn(warning + remedy)
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
 
 

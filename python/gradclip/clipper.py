@@ -11,7 +11,7 @@ from gradclip import arguments, clip, compiled, entry, gradients, mistakes, tota
 from gradclip.describe import described
 from gradclip.grad_mode import without_grad
 from gradclip.option_types import MeshDims, NormType, Number, PlainReplicas, Reduce, Replicas
-from gradclip.parameters import ParametersLike, is_exhausted, nothing_in, warn
+from gradclip.parameters import Parameters, ParametersLike, is_exhausted, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.options import DISTINCT_DIMS
@@ -80,8 +80,8 @@ class Clipper:
     ) -> None:
         if unknown:
             arguments.refuse_unknown("Clipper", unknown, arguments.names_of(Clipper))
-        self._limit = arguments.limit(max_norm, "max_norm")
-        self.max_norm: Number = self._limit
+        self.max_norm: Number = arguments.limit(max_norm, "max_norm")
+        self._limit: Number = self.max_norm
         self.norm_type: NormType = arguments.order(norm_type)
         self.eps = arguments.epsilon(eps)
         self.dtype = arguments.result_dtype(dtype)
@@ -104,13 +104,13 @@ class Clipper:
         self._given = self._source.listed
         self._session = open_session(self._given, self.grad, self.sharding)
         if not self._given.tensors:
-            _accept_nothing(parameters, self._session)
+            _accept_nothing(self._given, self._session)
 
     @without_grad
     def clip_(self, scale: float | Tensor | None = None) -> Tensor:
         """Clip the gradients as they are now; result and errors are those of `gradclip.clip_`."""
-        if torch.compiler.is_compiling() and self._session is None:
-            return self._clip_in_graph(self._settings(scale))
+        if torch.compiler.is_compiling():
+            return self._clip_in_graph(scale)
         try:
             settings = self._settings(scale)
             self._follow()
@@ -123,14 +123,17 @@ class Clipper:
                 self._session, self._given, settings, self.dtype
             )
             return self.total_norm
-        return self._remember(self._clip_alone(settings), settings)
+        self.total_norm = self._clip_alone(settings)
+        self._coefficient, self._limit = None, settings.max_norm
+        return self.total_norm
 
     @property
     def coefficient(self) -> float | Tensor | None:
         """The clip coefficient of the last clip; worked out when it is asked for."""
         if self._coefficient is None and self.total_norm is not None:
             total = totals.remembered(self.total_norm)
-            self._coefficient = totals.coefficient(total, self._limit, self.eps)
+            limit = arguments.limit(self._limit, "max_norm")
+            self._coefficient = totals.coefficient(total, limit, self.eps)
         return self._coefficient
 
     def check(self) -> None:
@@ -162,22 +165,23 @@ class Clipper:
             session.deferred.pending = self._session.deferred.pending  # of the last clip
         self._given, self._session = given, session
 
-    def _clip_in_graph(self, settings: Settings) -> Tensor:
+    def _clip_in_graph(self, scale: float | Tensor | None) -> Tensor:
+        if self._session is not None:
+            return compiled.outside(self.clip_, scale)
         source = self._source
         parameters = source.module if isinstance(source, ModuleSource) else source.listed.tensors
-        total_norm = compiled.clip_(parameters, self.grad, settings, self.dtype)
-        return self._remember(total_norm, settings)
+        numbers = (self.norm_type, self.max_norm, self.eps, scale)
+        self.total_norm = compiled.clip_(
+            parameters, self.grad, numbers, self.error_if_nonfinite, self.dtype, False, {}
+        )
+        self._coefficient, self._limit = None, self.max_norm
+        return self.total_norm
 
     def _clip_alone(self, settings: Settings) -> Tensor:
         found = gradients.of(self._given, self.grad)
         if not found.tensors:
-            return clip.no_gradient(self._given, self.dtype, self._source.if_unused)
+            return clip.no_gradient(self._given, self.dtype, remedy=self._source.if_unused)
         return clip.clip_found_(found, settings, self.dtype)
-
-    def _remember(self, total_norm: Tensor, settings: Settings) -> Tensor:
-        self.total_norm = total_norm
-        self._coefficient, self._limit = None, settings.max_norm
-        return total_norm
 
     def __call__(
         self, parameters: ParametersLike | None = None, max_norm: Number | None = None
@@ -227,8 +231,8 @@ def _source_of(parameters: ParametersLike) -> ModuleSource | ListSource:
     return ModuleSource(parameters) if isinstance(parameters, nn.Module) else ListSource(parameters)
 
 
-def _accept_nothing(parameters: ParametersLike, session: Session | None) -> None:
+def _accept_nothing(given: Parameters, session: Session | None) -> None:
     """Where other ranks take part, one may be without parameters; alone it would clip nothing."""
     if session is None:
-        raise ValueError(f"`parameters` holds nothing to clip: {nothing_in(parameters)}")
-    warn(f"no gradient is read: {nothing_in(parameters)}")
+        raise ValueError(f"`parameters` holds nothing to clip; {given.nothing}")
+    warn(given.nothing)

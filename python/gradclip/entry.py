@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 Asked = TypeVar("Asked")
 
-_DEFAULTS: Mapping[str, Any] = {
-    "group": None,
-    "reduce": None,
-    "plain": None,
-    "distinct_dims": DISTINCT_DIMS,
-    "replicas": None,
-    "check_replicas": None,
-}
+_OPTIONS = ("group", "reduce", "plain", "distinct_dims", "replicas", "check_replicas")
 
 
 def options(unknown: Mapping[str, Any], **passed: Any) -> Sharding:
@@ -39,8 +32,10 @@ def options(unknown: Mapping[str, Any], **passed: Any) -> Sharding:
 
     `enter` refuses the unknown ones, so that all ranks learn of it.
     """
-    chosen: Any = {name: value for name, value in passed.items() if value is not _DEFAULTS[name]}
-    chosen.update(unknown)
+    chosen: Any = dict(unknown)
+    for name, value in passed.items():
+        if value is not None and not (type(value) is tuple and value == DISTINCT_DIMS):
+            chosen[name] = value
     return chosen  # type: ignore[no-any-return]
 
 
@@ -71,7 +66,7 @@ def enter(
         given = listed(walked or parameters)
         if attribute is not None:
             arguments.attribute(attribute)
-        if not sharding.keys() <= _DEFAULTS.keys():
+        if not sharding.keys() <= set(_OPTIONS):
             known = arguments.names_of(getattr(gradclip, function))
             arguments.refuse_unknown(function, sharding, known)
         if is_data_parallel(parameters) and "group" in sharding:

@@ -10,7 +10,7 @@ import torch
 from gradclip import arguments, entry, gradients
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
-from gradclip.parameters import ParametersLike, listed
+from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.sharding import explain as sharded
 from gradclip.sharding.options import DISTINCT_DIMS, Replicas
 from gradclip.sharding.session import session_for
@@ -99,6 +99,8 @@ def explain(
     if unknown:
         arguments.refuse_unknown("explain", unknown, arguments.names_of(explain))
     given = listed(parameters)
+    if given.nothing:
+        warn(given.nothing)
     if session := session_for(given, grad, sharding):
         found, shares = sharded.explain(session, given)
         return Explanation(_routes(found), shares)

@@ -1,4 +1,4 @@
-"""Autograd stands aside while gradients are clipped."""
+"""Autograd and Dynamo stand aside while gradients are clipped."""
 
 import functools
 from collections.abc import Callable
@@ -11,20 +11,25 @@ from gradclip import arguments
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+_set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+
 
 def without_grad(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Runs a public function without recording for autograd; misspelt arguments are named.
 
     Not while it is traced: there the work is done by operators that autograd does not see, and an
-    error inside a compiled graph would leave grad mode off.
+    error inside a compiled graph would leave grad mode off. Where Dynamo gave a caller up, it would
+    go on with the functions that are called from here; they are not written for it.
     """
 
     @functools.wraps(function)
     def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        was_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # a quarter of the time of a context manager
+        dynamo = _set_eval_frame(None)
+        records = torch.is_grad_enabled()
+        if records:
+            torch._C._set_grad_enabled(False)  # a quarter of the time of a context manager
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -32,6 +37,8 @@ def without_grad(function: Callable[_Arguments, _Result]) -> Callable[_Arguments
                 arguments.refuse_misspelt(function, kwargs)  # no line of the function has run
             raise
         finally:
-            torch._C._set_grad_enabled(was_enabled)
+            if records:
+                torch._C._set_grad_enabled(True)
+            _set_eval_frame(dynamo)
 
     return wrapper

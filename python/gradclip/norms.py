@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradclip import arguments, engine, entry, gradients
+from gradclip import arguments, compiled, engine, entry, gradients
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
-from gradclip.parameters import ParametersLike
+from gradclip.parameters import ParametersLike, warn
 from gradclip.sharding import clip as sharded
 from gradclip.sharding.options import DISTINCT_DIMS, Replicas
 from gradclip.sharding.transport import Reduce
@@ -76,22 +76,30 @@ def grad_norms(
         replicas=replicas,
         check_replicas=check_replicas,
     )
+    if torch.compiler.is_compiling():
+        return compiled.grad_norms(parameters, grad, norm_type, dtype, sharding)
 
     def check() -> float:
         arguments.result_dtype(dtype)
         return arguments.order(norm_type)
 
     given, session, norm_type = entry.enter("grad_norms", parameters, grad, sharding, check)
+    if given.nothing:
+        warn(given.nothing)
     if session is not None:
         return sharded.each_norm(session, given, norm_type, dtype)
     found = gradients.of(given, grad)
-    by_id = {
-        id(given.tensors[position]): norm
-        for position, norm in zip(found.core.positions, _each(found, norm_type), strict=True)
-    }
-    norms = [by_id.get(id(parameter), 0.0) for parameter in given.tensors]
+    norm_of = by_id(found, norm_type)
+    norms = [norm_of.get(id(parameter), 0.0) for parameter in given.tensors]
     device = found.device if found.tensors else given.device
     return torch.tensor(norms, dtype=dtype or found.total_dtype, device=device)
+
+
+def by_id(found: Gradients, norm_type: float) -> dict[int, float]:
+    """The norm of each gradient, by the identity of the tensor that was listed for it."""
+    listed = found.parameters.tensors
+    norms = zip(found.core.positions, _each(found, norm_type), strict=True)
+    return {id(listed[position]): norm for position, norm in norms}
 
 
 def _each(found: Gradients, norm_type: float) -> list[float]:

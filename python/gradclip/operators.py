@@ -1,13 +1,15 @@
 """Operators that run the eager functions on the gradients of a graph: torch.ops.gradclip."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._higher_order_ops.effects import _EffectType
 
-from gradclip import totals
-from gradclip.parameters import Parameters
+from gradclip import arguments, totals
+from gradclip.parameters import Parameters, warn
 from gradclip.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,19 +24,44 @@ def _found(gradients: list[Tensor]) -> "Gradients":
     return reading.given(Parameters.of(gradients))
 
 
-def _run_clip_(gradients: list[Tensor], *asked: Any) -> Tensor:
+def _values(constants: list[float], changing: list[Tensor | None]) -> list[Any]:
+    """The numbers of a call: a tensor where there is one, else the constant."""
+    pairs = zip(constants, changing, strict=True)
+    return [constant if tensor is None else tensor for constant, tensor in pairs]
+
+
+def _settings(
+    constants: list[float], changing: list[Tensor | None], error_if_nonfinite: bool
+) -> Settings:
+    norm_type, max_norm, eps, scale = _values(constants, changing)
+    return arguments.settings(norm_type, max_norm, eps, scale, error_if_nonfinite)
+
+
+def _run_clip_(
+    gradients: list[Tensor],
+    constants: list[float],
+    changing: list[Tensor | None],
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
     from gradclip import clip
 
-    *numbers, dtype = asked
-    return clip.clip_found_(_found(gradients), Settings(*numbers), dtype)
+    settings = _settings(constants, changing, error_if_nonfinite)
+    return clip.clip_found_(_found(gradients), settings, dtype)
 
 
-def _run_total_and_factor(gradients: list[Tensor], *asked: Any) -> tuple[Tensor, Tensor]:
+def _run_total_and_factor(
+    gradients: list[Tensor],
+    constants: list[float],
+    changing: list[Tensor | None],
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
     from gradclip import clip
 
-    *numbers, dtype = asked
-    total, factor = clip.total_and_factor(_found(gradients), Settings(*numbers), dtype)
-    return total, torch.tensor(factor, dtype=torch.float64)
+    settings = _settings(constants, changing, error_if_nonfinite)
+    total, factor = clip.total_and_factor(_found(gradients), settings, dtype)
+    return total, torch.tensor(factor, dtype=torch.float64, device="cpu")
 
 
 def _run_scaled(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -46,57 +73,127 @@ def _run_scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
 
 def _run_total_norm(
-    tensors: list[Tensor], norm_type: float, error_if_nonfinite: bool, dtype: torch.dtype | None
+    tensors: list[Tensor],
+    constants: list[float],
+    changing: list[Tensor | None],
+    error_if_nonfinite: bool,
+    dtype: torch.dtype | None,
 ) -> Tensor:
     from gradclip import clip
 
+    (norm_type,) = _values(constants, changing)
     return clip.get_total_norm(tensors, norm_type, error_if_nonfinite, dtype=dtype)
 
 
+def _run_norms(
+    gradients: list[Tensor],
+    has_gradient: list[bool],
+    constants: list[float],
+    changing: list[Tensor | None],
+    dtype: torch.dtype | None,
+) -> Tensor:
+    from gradclip import norms
+
+    norm_type = arguments.order(*_values(constants, changing))
+    found = _found(gradients)
+    norm_of = norms.by_id(found, norm_type)
+    in_order = iter(gradients)
+    each = [norm_of[id(next(in_order))] if has else 0.0 for has in has_gradient]
+    return torch.tensor(each, dtype=dtype or found.total_dtype, device=found.device)
+
+
 def _run_clip_with_norm_(
-    gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float
+    gradients: list[Tensor], constants: list[float], changing: list[Tensor | None]
 ) -> None:
     from gradclip import value
 
-    total = totals.float64_of(total_norm)
-    value.scale_(gradients, totals.coefficient(total, max_norm, eps))
+    value.scale_(gradients, _coefficient(*_values(constants, changing)))
 
 
-def _run_scale_(tensors: list[Tensor], coefficient: Tensor) -> None:
-    from gradclip import value
-
-    value.scale_(tensors, coefficient)
-
-
-def _run_factor(gradients: list[Tensor], max_norm: float, total_norm: Tensor, eps: float) -> Tensor:
+def _run_factor(
+    gradients: list[Tensor], constants: list[float], changing: list[Tensor | None]
+) -> Tensor:
+    factor = _coefficient(*_values(constants, changing))
     _found(gradients)  # refuses what cannot be scaled before the first is written
-    factor = totals.coefficient(totals.float64_of(total_norm), max_norm, eps)
     return torch.as_tensor(factor, dtype=torch.float64)
 
 
-def _run_clamp_(gradients: list[Tensor], clip_value: float) -> None:
+def _coefficient(max_norm: Any, total_norm: Any, eps: Any) -> float | Tensor:
+    max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
+    return totals.coefficient(totals.float64_of(total_norm), max_norm, eps)
+
+
+def _run_scale_(
+    tensors: list[Tensor], constants: list[float], changing: list[Tensor | None]
+) -> None:
+    from gradclip import value
+
+    (coefficient,) = _values(constants, changing)
+    value.scale_(tensors, coefficient)
+
+
+def _run_clamp_(
+    gradients: list[Tensor], constants: list[float], changing: list[Tensor | None]
+) -> None:
     from gradclip import engine
 
+    (clip_value,) = _values(constants, changing)
+    clip_value = arguments.limit(clip_value, "clip_value")
     engine.clamp_(_found(gradients), clip_value)
 
 
-def _run_refuse_complex(gradients: list[Tensor]) -> Tensor:
+def _run_refuse_complex(
+    gradients: list[Tensor], constants: list[float], changing: list[Tensor | None]
+) -> Tensor:
     from gradclip import value
 
+    (clip_value,) = _values(constants, changing)
+    arguments.limit(clip_value, "clip_value")
     value.refuse_complex(_found(gradients))
     return gradients[0].clone()
 
 
-def _fake_total(gradients: list[Tensor], *arguments: Any) -> Tensor:
-    dtypes = [argument for argument in arguments if isinstance(argument, torch.dtype)]
+_CHECKS: dict[str, Callable[..., object]] = {
+    "clip_": lambda p, limit, eps, scale: arguments.settings(p, limit, eps, scale, False),
+    "get_total_norm": arguments.order,
+    "grad_norms": arguments.order,
+    "clip_grads_with_norm_": _coefficient,
+    "clip_grad_value_": lambda clip_value: arguments.limit(clip_value, "clip_value"),
+    "scale_": arguments.coefficient,
+}
+
+
+def _run_check(
+    function: str, constants: list[float], changing: list[Tensor | None], warning: str
+) -> None:
+    """What remains of a call without gradients: its errors and its warning."""
+    _CHECKS[function](*_values(constants, changing))
+    if warning:
+        warn(warning)
+
+
+def _fake_total(gradients: list[Tensor], *asked: Any) -> Tensor:
+    return _fake_norms(gradients, *asked, size=())
+
+
+def _fake_norms(gradients: list[Tensor], *asked: Any, size: tuple[int, ...]) -> Tensor:
+    dtype: torch.dtype | None = asked[-1]
     double = any(gradient.dtype in totals.DOUBLE for gradient in gradients)
-    dtype = dtypes[0] if dtypes else torch.float64 if double else torch.float32
-    return gradients[0].new_empty((), dtype=dtype, layout=torch.strided)
+    dtype = dtype or (torch.float64 if double else torch.float32)
+    return gradients[0].new_empty(size, dtype=dtype, layout=torch.strided)
 
 
-def _fake_total_and_factor(gradients: list[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
-    factor = torch.empty((), dtype=torch.float64)
-    return _fake_total(gradients, *arguments), factor
+def _fake_total_and_factor(gradients: list[Tensor], *asked: Any) -> tuple[Tensor, Tensor]:
+    factor = torch.empty((), dtype=torch.float64, device="cpu")
+    return _fake_total(gradients, *asked), factor
+
+
+def _fake_factor(
+    gradients: list[Tensor], constants: list[float], changing: list[Tensor | None]
+) -> Tensor:
+    total_norm = changing[1]
+    device = torch.device("cpu") if total_norm is None else total_norm.device
+    return torch.empty((), dtype=torch.float64, device=device)
 
 
 def _define(schema: str, run: Any, fake: Any) -> None:
@@ -107,15 +204,17 @@ def _define(schema: str, run: Any, fake: Any) -> None:
     torch.library.register_fake(f"gradclip::{name}", fake, lib=_LIBRARY)
 
 
+_NUMBERS = "float[] constants, Tensor?[] changing"
+
 _define(
-    "clip_(Tensor(a!)[] gradients, float norm_type, float max_norm, float eps, float loss_scale, "
-    "bool error_if_nonfinite, ScalarType? dtype) -> Tensor",
+    f"clip_(Tensor(a!)[] gradients, {_NUMBERS}, bool error_if_nonfinite, ScalarType? dtype) "
+    "-> Tensor",
     _run_clip_,
     _fake_total,
 )
 _define(
-    "total_and_factor(Tensor[] gradients, float norm_type, float max_norm, float eps, "
-    "float loss_scale, bool error_if_nonfinite, ScalarType? dtype) -> (Tensor, Tensor)",
+    f"total_and_factor(Tensor[] gradients, {_NUMBERS}, bool error_if_nonfinite, "
+    "ScalarType? dtype) -> (Tensor, Tensor)",
     _run_total_and_factor,
     _fake_total_and_factor,
 )
@@ -125,33 +224,45 @@ _define(
     lambda gradient, factor: torch.empty_like(gradient),
 )
 _define(
-    "total_norm(Tensor[] tensors, float norm_type, bool error_if_nonfinite, ScalarType? dtype) "
+    f"total_norm(Tensor[] tensors, {_NUMBERS}, bool error_if_nonfinite, ScalarType? dtype) "
     "-> Tensor",
     _run_total_norm,
     _fake_total,
 )
 _define(
-    "clip_with_norm_(Tensor(a!)[] gradients, float max_norm, Tensor total_norm, float eps) -> ()",
+    f"norms(Tensor[] gradients, bool[] has_gradient, {_NUMBERS}, ScalarType? dtype) -> Tensor",
+    _run_norms,
+    lambda gradients, has, *asked: _fake_norms(gradients, *asked, size=(len(has),)),
+)
+_define(
+    f"clip_with_norm_(Tensor(a!)[] gradients, {_NUMBERS}) -> ()",
     _run_clip_with_norm_,
     lambda *arguments: None,
 )
 _define(
-    "factor(Tensor[] gradients, float max_norm, Tensor total_norm, float eps) -> Tensor",
+    f"factor(Tensor[] gradients, {_NUMBERS}) -> Tensor",
     _run_factor,
-    lambda gradients, max_norm, total_norm, eps: total_norm.new_empty((), dtype=torch.float64),
+    _fake_factor,
 )
 _define(
-    "clamp_(Tensor(a!)[] gradients, float clip_value) -> ()",
+    f"clamp_(Tensor(a!)[] gradients, {_NUMBERS}) -> ()",
     _run_clamp_,
     lambda *arguments: None,
 )
 _define(
-    "refuse_complex(Tensor[] gradients) -> Tensor",
+    f"refuse_complex(Tensor[] gradients, {_NUMBERS}) -> Tensor",
     _run_refuse_complex,
-    lambda gradients: torch.empty_like(gradients[0]),
+    lambda gradients, *numbers: torch.empty_like(gradients[0]),
 )
 _define(
-    "scale_(Tensor(a!)[] tensors, Tensor coefficient) -> ()",
+    f"scale_(Tensor(a!)[] tensors, {_NUMBERS}) -> ()",
     _run_scale_,
     lambda *arguments: None,
 )
+_define(
+    f"check(str function, {_NUMBERS}, str warning) -> ()",
+    _run_check,
+    lambda *arguments: None,
+)
+# Without an effect the compiler drops an operator that has no result.
+_LIBRARY._register_effectful_op("gradclip::check", _EffectType.ORDERED)

@@ -21,6 +21,8 @@ class Parameters(NamedTuple):
     names: list[str] | None
     are_plain: bool
     """Whether all are exactly tensors or parameters of torch, none a subclass."""
+    nothing: str = ""
+    """What a warning says of an empty list."""
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], names: list[str] | None = None) -> "Parameters":
@@ -41,26 +43,21 @@ class Parameters(NamedTuple):
 def listed(parameters: ParametersLike) -> Parameters:
     """The list behind a Module, a tensor, an iterable of tensors or of (name, tensor) pairs.
 
-    An iterable is walked once. An empty one warns, as an exhausted generator clips nothing.
+    An iterable is walked once. For an empty one `nothing` holds a warning, which is the caller's.
 
     Raises:
         TypeError: not one of these, or an entry that is not a tensor.
     """
-    found = read(parameters)
-    if not found.tensors:
-        warn(f"no gradient is read: {nothing_in(parameters)}")
-    return found
-
-
-def read(parameters: ParametersLike) -> Parameters:
-    """`listed`, without the warning of an empty list."""
     if isinstance(parameters, Tensor):
         return Parameters.of((parameters,))
+    given = parameters
     if isinstance(parameters, nn.Module):
         parameters = parameters.named_parameters()
     entries: tuple[Any, ...] = tuple(_walk(parameters))
+    if not entries:
+        return Parameters((), None, are_plain=True, nothing=nothing_in(given))
     names = None
-    if entries and isinstance(entries[0], tuple):
+    if isinstance(entries[0], tuple):
         names, entries = unzipped(entries)
     found = Parameters.of(entries, names)
     if not found.are_plain:
@@ -83,12 +80,12 @@ def is_exhausted(parameters: object) -> bool:
 
 
 def nothing_in(parameters: object) -> str:
-    """How messages call what holds no parameters."""
+    """The warning for what was passed and lists nothing."""
     if isinstance(parameters, nn.Module):
-        return f"{type(parameters).__name__} has no parameters"
+        return f"{type(parameters).__name__} has no parameters: no gradient is read"
     if isinstance(parameters, types.GeneratorType):
-        return "the generator is empty or exhausted; call model.parameters() again"
-    return f"an empty {type(parameters).__name__}"
+        return "an empty or exhausted generator: no gradient is read; call model.parameters() again"
+    return f"an empty {type(parameters).__name__}: no gradient is read"
 
 
 def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
@@ -119,5 +116,6 @@ def _frames_inside() -> int:
 
 
 def _is_inside(frame: types.FrameType) -> bool:
-    module: str = frame.f_globals.get("__name__", "")
-    return module.split(".")[0] == "gradclip" or module == "torch.utils._contextlib"
+    """Whether a frame is gradclip's or torch's; code that a compiler made has no module."""
+    module: str = frame.f_globals.get("__name__", "torch")
+    return module.split(".")[0] in ("gradclip", "torch")

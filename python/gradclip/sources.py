@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradclip import _core
-from gradclip.parameters import Parameters, ParametersLike, listed, read, warn
+from gradclip.parameters import Parameters, ParametersLike, listed, warn
 
 _LEFT = (
     "only this Clipper still holds its parameters: the model has others, as after "
@@ -29,11 +29,11 @@ class ModuleSource:
         listed: the list as of the last call.
     """
 
-    if_unused: ClassVar[str] = "on the Module that is trained"
+    if_unused: ClassVar[str] = ""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.listed = read(module)
+        self.listed = listed(module)
         self._snapshot = _snapshot(module)
 
     def current(self) -> Parameters:
@@ -42,6 +42,8 @@ class ModuleSource:
             warn("only this Clipper still holds its Module; make a new Clipper of the one in use")
         if self._snapshot is None or self._has_changed():
             found = listed(self.module)
+            if found.nothing:
+                warn(found.nothing)
             self._snapshot = _snapshot(self.module)
             if not _same(found, self.listed):
                 self.listed = found
@@ -54,7 +56,7 @@ class ModuleSource:
         return not is_current or _core.are_plain(self.listed.tensors) != self.listed.are_plain
 
     def __str__(self) -> str:
-        return f"{type(self.module).__name__}, {_count(len(read(self.module).tensors))}"
+        return f"{type(self.module).__name__}, {_count(len(listed(self.module).tensors))}"
 
 
 class ListSource:
@@ -64,10 +66,10 @@ class ListSource:
         listed: the list.
     """
 
-    if_unused: ClassVar[str] = "make a new Clipper if the model has other parameters by now"
+    if_unused: ClassVar[str] = "; make a new Clipper if the model has other parameters by now"
 
     def __init__(self, parameters: ParametersLike) -> None:
-        self.listed = read(parameters)
+        self.listed = listed(parameters)
         self._times = sum(tensor is self.listed.tensors[0] for tensor in self.listed.tensors)
 
     def current(self) -> Parameters:

@@ -22,16 +22,23 @@ def unscaled(total: float, norm_type: float, loss_scale: float) -> float:
 
 def tensor_of(total: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A 0-dim plain tensor that remembers the float64 it was rounded from."""
-    result = torch.tensor(total, dtype=dtype, device=device)
-    setattr(result, _EXACT, total)
-    return result
+    return _remembering(torch.tensor(total, dtype=dtype, device=device), total)
 
 
 def from_result(result: Tensor, dtype: torch.dtype) -> Tensor:
     """The same from what the kernels wrote (`CudaEngine.totals`), without another launch."""
     total = result[_FLOAT32_PLACE] if dtype == torch.float32 else total_in(result).to(dtype)
-    setattr(total, _EXACT, result)
-    return total
+    return _remembering(total, result)
+
+
+def _remembering(total_norm: Tensor, exact: float | Tensor) -> Tensor:
+    setattr(total_norm, _EXACT, (exact, _version(total_norm)))
+    return total_norm
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written in place; inference tensors do not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def remembered(total_norm: Tensor) -> float | Tensor:
@@ -53,6 +60,10 @@ def total_in(result: Tensor) -> Tensor:
 def float64_of(total_norm: float | Tensor) -> float | Tensor:
     """The float64 behind a total norm; what the tensor says itself where it was changed since.
 
+    A write that left the same value in the tensor counts as a change too: only its version tells.
+    Writes that no version counts (through `.data`, by collectives, to inference tensors) show by
+    their value.
+
     A tensor for a total on a device, which the host does not read.
 
     Raises:
@@ -63,13 +74,15 @@ def float64_of(total_norm: float | Tensor) -> float | Tensor:
         same = exact.to(total_norm.dtype) == total_norm
         return torch.where(same, exact, total_norm.to(torch.float64))
     number = arguments.total(total_norm)
-    known = float(getattr(total_norm, _EXACT, number))
-    is_same = isinstance(total_norm, Tensor) and _rounded(known, total_norm.dtype) == number
-    return known if is_same else number
+    if not isinstance(total_norm, Tensor) or (known := _unwritten(total_norm)) is None:
+        return number
+    remembered_number = float(known)
+    is_same = _rounded(remembered_number, total_norm.dtype) == number
+    return remembered_number if is_same else number
 
 
 def _float64_on_device(total_norm: Tensor) -> Tensor:
-    known = _known(total_norm)
+    known = _unwritten(total_norm)
     if isinstance(known, Tensor):
         return known
     value = total_norm.reshape(-1)[0].to(torch.float64)
@@ -77,8 +90,14 @@ def _float64_on_device(total_norm: Tensor) -> Tensor:
 
 
 def _known(total_norm: Tensor) -> float | Tensor | None:
-    known = getattr(total_norm, _EXACT, None)
+    known, _ = getattr(total_norm, _EXACT, (None, None))
     return total_in(known) if isinstance(known, Tensor) else known
+
+
+def _unwritten(total_norm: Tensor) -> float | Tensor | None:
+    """What a total remembers, unless it was written in place since."""
+    _, version = getattr(total_norm, _EXACT, (None, None))
+    return _known(total_norm) if version == _version(total_norm) else None
 
 
 def coefficient(total: float | Tensor, max_norm: float, eps: float) -> float | Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from gradclip import arguments, compiled, engine
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
-from gradclip.parameters import ParametersLike, listed
+from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.sharding.clip import local_gradients
 
 
@@ -31,9 +31,9 @@ def clip_grad_value_(
         TypeError: a gradient that is complex, integer, boolean or quantized.
         In every case before any gradient was written.
     """
-    clip_value = arguments.limit(clip_value, "clip_value")
     if torch.compiler.is_compiling():
         return compiled.clamp_(parameters, grad, clip_value)
+    clip_value = arguments.limit(clip_value, "clip_value")
     found = local_gradients(listed(parameters), grad, linear=False)
     refuse_complex(found)
     if found.tensors:
@@ -74,5 +74,9 @@ def scale_(tensors: ParametersLike, coefficient: float | Tensor) -> None:
         )
     if torch.compiler.is_compiling():
         return compiled.scale_(tensors, coefficient)
-    engine.scale_(local_gradients(listed(tensors), None), arguments.coefficient(coefficient))
+    coefficient = arguments.coefficient(coefficient)
+    given = listed(tensors)
+    if given.nothing:
+        warn(given.nothing)
+    engine.scale_(local_gradients(given, None), coefficient)
     return None

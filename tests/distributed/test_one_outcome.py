@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 import gradclip
 from gradclip.sharding import ShardedClipError
 from tests.distributed import cases
-from tests.distributed.test_failures import good_step, raised
+from tests.distributed.test_failures import clip_of, good_step, raised
 from tests.distributed.world import World
 
 pytestmark = pytest.mark.distributed

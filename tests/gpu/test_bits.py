@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import _core
+from gradclip import _core, cuda
 from tests import oracle
 
 from .support import DEVICE, REAL, bits, device_sums, heavy, host_sums, parameters
@@ -158,7 +158,7 @@ def test_owned_slices_add_up() -> None:
     parts = []
     for owned in ((0, cut), (cut, values.numel()), (5, 5)):
         core = _core.Gradients.from_tensors([values], None, [owned])
-        parts.append(_core.Sums.from_list(gradclip.cuda.CudaEngine(core, 0).sums(2.0).tolist()))
+        parts.append(_core.Sums.from_list(cuda.CudaEngine(core, 0).sums(2.0).tolist()))
     together = parts[0].merged(parts[1]).merged(parts[2])
     assert together.to_list() == host_sums([values], 2.0)
 

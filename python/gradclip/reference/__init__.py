@@ -10,7 +10,8 @@ its size (uncoalesced sparse tensors need more: see `sparse`). Nothing here wait
 sparse tensors excepted.
 """
 
+from .digest import digest
 from .scaling import clamp_, scale_
 from .sums import sums
 
-__all__ = ["clamp_", "scale_", "sums"]
+__all__ = ["clamp_", "digest", "scale_", "sums"]

@@ -3,6 +3,7 @@
 mod attribute;
 mod cuda;
 mod descriptors;
+mod digest;
 mod dlpack;
 mod errors;
 mod gradients;
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::cuda::{Kernel, Launches, WorkList, architecture, current_stream};
+    #[pymodule_export]
+    use crate::digest::digest;
     #[pymodule_export]
     use crate::gradients::Gradients;
     #[pymodule_export]

@@ -1,6 +1,7 @@
 //! The CPU engine: sums and scaling over the chunks of a plan, on threads and in SIMD.
 
 mod block;
+pub mod digest;
 mod element;
 mod extremes;
 pub mod float_mode;
