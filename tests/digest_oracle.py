@@ -26,7 +26,7 @@ def of_bytes(content: bytes, width: int, first: int = 0) -> int:
 def digest(tensor: torch.Tensor, offset: int = 0) -> int:
     """The digest of a dense tensor that begins at a logical index of a larger one."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg().clone().contiguous()
-    content = bytes(values.reshape(-1, 1).view(torch.uint8).flatten().tolist())
+    content = bytes(values.reshape(-1).unsqueeze(1).view(torch.uint8).flatten().tolist())
     number = values.element_size() // (2 if values.is_complex() else 1)
     width = min(number, 4)
     return of_bytes(content, width, offset * values.element_size() // width)

@@ -2,12 +2,20 @@
 
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
+import numpy
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
+from gradclip import arguments
+from gradclip.describe import described
 from tests import oracle
 from tests.gradients import gradient_of, parameter, parameters
 
@@ -199,7 +207,7 @@ def test_entries_that_are_no_tensors(call: Call) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("bad", [None, 1, torch.nn.Linear])
+@pytest.mark.parametrize("bad", [None, 1, "weight"])
 def test_what_is_no_list(call: Call, bad: Any) -> None:
     with pytest.raises(TypeError, match=f"`parameters` is {bad!r}; expected a Module"):
         call(bad)
@@ -239,23 +247,6 @@ def test_limits_that_are_numbers_in_other_clothes(limit: Any) -> None:
     assert gradient_of(owner).tolist() == pytest.approx([0.6, 0.8])
 
 
-UNKNOWN: dict[str, Any] = {"grup": None}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda owners: gradclip.clip_(owners, 1.0, **UNKNOWN),
-        lambda owners: gradclip.clip_grad_norm_(owners, 1.0, **UNKNOWN),
-        lambda owners: gradclip.clip_grads_with_norm_(owners, 1.0, 5.0, **UNKNOWN),
-        lambda owners: gradclip.get_total_norm(map(gradient_of, owners), **UNKNOWN),
-        lambda owners: gradclip.clip_grad_value_(owners, 1.0, **UNKNOWN),
-    ],
-)
-def test_arguments_that_there_are_not(call: Call) -> None:
-    refused(call, ordinary(), TypeError, "argument [`']grup[`']")
-
-
 @pytest.mark.parametrize("name", ["max_norm", "total_norm", "coefficient"])
 def test_several_numbers_where_one_is_wanted(name: str) -> None:
     several: Any = torch.ones(2)
@@ -277,3 +268,190 @@ def test_nested_gradients_are_refused() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with pytest.raises(TypeError, match="layout nested; expected strided or sparse COO"):
         gradclip.get_total_norm([nested, owner])
+
+
+class Broken:
+    """Raises at every look that is not at its type."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __float__(self) -> float:
+        raise self.error("no number")
+
+    def __bool__(self) -> bool:
+        raise self.error("no truth")
+
+    def __repr__(self) -> str:
+        raise self.error("no repr")
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(())
+
+
+#: What is passed for a number, the kind of error, and how it is described; None where it is read.
+NUMBERS: dict[str, tuple[Callable[[], Any], type[Exception] | None, str]] = {
+    "a large int": (lambda: 10**400, ValueError, "an int of about 401 digits"),
+    "an int without a repr": (lambda: 10**5000, ValueError, "an int of about 5001 digits"),
+    "a large fraction": (lambda: Fraction(10**400), ValueError, "a Fraction"),
+    "KeyError": (lambda: Broken(KeyError), TypeError, "a Broken, whose conversion raises KeyError"),
+    "OverflowError": (lambda: Broken(OverflowError), ValueError, "a Broken"),
+    "StopIteration": (lambda: Broken(StopIteration), TypeError, "a Broken, whose conversion"),
+    "UnicodeError": (lambda: Broken(UnicodeError), TypeError, "a Broken"),
+    "None": (lambda: None, TypeError, "None"),
+    "a string": (lambda: "x" * 1000, ValueError, "'" + "x" * 40 + "'..."),
+    "a surrogate": (lambda: "\udcff", ValueError, r"'\\udcff'"),
+    "bytes": (lambda: b"x", TypeError, "b'x'"),
+    "a complex": (lambda: 1j, TypeError, "1j"),
+    "a complex scalar of numpy": (lambda: numpy.complex64(1 + 2j), TypeError, "a complex64"),
+    "a complex tensor": (lambda: torch.tensor(1j), TypeError, r"a tensor of shape \(\)"),
+    "a meta tensor": (
+        lambda: torch.ones((), device="meta"),
+        TypeError,
+        r"a tensor of shape \(\) on meta",
+    ),
+    "a fake tensor": (fake, TypeError, r"a tensor of shape \(\)"),
+    "a list": (lambda: [2.0], TypeError, "a list"),
+    "a module": (lambda: torch.nn.Linear(1, 1), TypeError, "a Linear"),
+    "a class": (lambda: torch.nn.Linear, TypeError, "the class Linear"),
+    "a function": (lambda: ordinary, TypeError, "the function ordinary"),
+    "an array": (lambda: numpy.ones(3), TypeError, "a ndarray"),
+    "two": (lambda: 2, None, ""),
+    "True": (lambda: True, None, ""),
+    "a number in a string": (lambda: "2", None, ""),
+    "float64 of numpy": (lambda: numpy.float64(2), None, ""),
+    "float16 of numpy": (lambda: numpy.float16(2), None, ""),
+    "int8 of numpy": (lambda: numpy.int8(2), None, ""),
+    "a fraction": (lambda: Fraction(5, 2), None, ""),
+    "a decimal": (lambda: Decimal("2.5"), None, ""),
+    "a tensor": (lambda: torch.tensor([2], dtype=torch.int8), None, ""),
+    "a parameter": (lambda: torch.nn.Parameter(torch.tensor(2.0)), None, ""),
+    "a bfloat16": (lambda: torch.tensor(2.0, dtype=torch.bfloat16), None, ""),
+}
+
+TAKERS: dict[str, Callable[[Any, Any], Any]] = {
+    "max_norm": lambda owners, value: gradclip.clip_(owners, value),
+    "norm_type": lambda owners, value: gradclip.clip_(owners, 1.0, value),
+    "eps": lambda owners, value: gradclip.clip_(owners, 1.0, eps=value),
+    "scale": lambda owners, value: gradclip.clip_(owners, 1.0, scale=value),
+    "clip_value": lambda owners, value: gradclip.clip_grad_value_(owners, value),
+    "total_norm": lambda owners, value: gradclip.clip_grads_with_norm_(owners, 1.0, value),
+    "coefficient": lambda owners, value: gradclip.scale_(map(gradient_of, owners), value),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize(("make", "error", "described"), NUMBERS.values(), ids=NUMBERS)
+def test_every_number(
+    name: str, make: Callable[[], Any], error: type[Exception] | None, described: str
+) -> None:
+    """A number is read as float() reads it; all else is refused by name."""
+    value = make()
+    if name == "scale" and value is None:
+        return  # no scale
+    if name in ("coefficient", "total_norm") and "meta" in described:
+        return  # stays on its device
+    call = TAKERS[name]
+    if error is not None:
+        remedy = "expected a (finite )?number"
+        message = f"^`{name}` is {described}[^;]*; {remedy}"
+        refused(lambda owners: call(owners, value), ordinary(), error, message)
+        return
+    ours, other = ordinary(), ordinary()
+    plain = float(value.detach() if isinstance(value, torch.Tensor) else value)
+    assert same_results(call(ours, value), call(other, plain))
+    assert all(map(torch.equal, map(gradient_of, ours), map(gradient_of, other)))
+
+
+def same_results(one: Any, other: Any) -> bool:
+    return one is other is None or oracle.same_bits(one, other)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_an_interrupt_is_left_alone(name: str) -> None:
+    with pytest.raises(Interrupted):
+        TAKERS[name](ordinary(), Broken(Interrupted))
+
+
+@pytest.mark.parametrize("name", ["max_norm", "norm_type", "eps"])
+def test_attributes_of_a_clipper_are_read_anew(name: str) -> None:
+    owners = ordinary()
+    clipper = gradclip.Clipper(owners, 1.0)
+    setattr(clipper, name, Broken(KeyError))
+    message = f"`{name}` is a Broken, whose conversion raises KeyError"
+    refused(lambda _: clipper.clip_(), owners, TypeError, message)
+
+
+def test_a_grad_scaler_is_no_scale() -> None:
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+    message = r"`scale` is a GradScaler; pass scaler.get_scale\(\); before scaler.step"
+    refused(lambda o: gradclip.clip_(o, 1.0, scale=scaler), ordinary(), TypeError, message)
+    owners, other = ordinary(), ordinary()
+    gradclip.clip_(owners, 1.0, scale=scaler.get_scale())
+    gradclip.clip_(other, 1.0, scale=8.0)
+    assert all(map(torch.equal, map(gradient_of, owners), map(gradient_of, other)))
+
+
+FLAGS: list[tuple[Any, bool]] = [
+    (1, True),
+    (0, False),
+    (None, False),
+    (numpy.bool_(True), True),
+    (torch.tensor(False), False),
+]
+
+
+@pytest.mark.parametrize(("value", "is_set"), FLAGS)
+def test_equal_arguments_give_equal_settings(value: Any, is_set: bool) -> None:
+    ours = arguments.settings(-0.0, -0.0, -0.0, 1, value)
+    assert ours == arguments.settings(0.0, 0.0, 0.0, None, is_set)
+    assert repr(ours) == repr(arguments.settings(0.0, 0.0, 0.0, None, is_set))
+
+
+@pytest.mark.parametrize(
+    ("value", "described"), [("False", "'False'"), (Broken(KeyError), "a Broken")]
+)
+def test_what_is_neither_true_nor_false(value: Any, described: str) -> None:
+    def call(owners: Any) -> None:
+        gradclip.clip_(owners, 1.0, error_if_nonfinite=value)
+
+    message = f"`error_if_nonfinite` is {described}; expected True or False"
+    refused(call, ordinary(), TypeError, message)
+
+
+@hypothesis.given(st.floats(allow_nan=False), st.floats(0.0, allow_infinity=False))
+def test_settings_keep_every_float(p: float, number: float) -> None:
+    settings = arguments.settings(p, number, number)
+    assert settings[:3] == (p, number, number)
+    assert math.copysign(1.0, settings.max_norm) == 1.0
+    assert settings.norm_type != 0 or math.copysign(1.0, settings.norm_type) == 1.0
+
+
+@pytest.mark.parametrize("value", ["float32", float, Broken(KeyError), 32])
+def test_what_is_no_dtype(value: Any) -> None:
+    message = f"`dtype` is {described(value)}; expected a floating dtype such as torch.float64"
+    refused(lambda o: gradclip.clip_(o, 1.0, dtype=value), ordinary(), TypeError, message)
+
+
+@pytest.mark.parametrize("value", [b"grad", Broken(KeyError), None])
+def test_what_is_no_name_of_an_attribute(value: Any) -> None:
+    message = f"`grad` is {described(value)}; expected the name"
+    refused(lambda o: gradclip.clip_(o, 1.0, grad=value), ordinary(), TypeError, message)
+
+
+@hypothesis.given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.integers(), inner),
+    )
+)
+def test_descriptions_are_short(value: Any) -> None:
+    assert 0 < len(described(value)) <= 250
+    assert "\n" not in described(value)
+    assert described(value).encode()

@@ -128,6 +128,7 @@ def test_a_clipper(backend: str) -> None:
     for is_clipped in (True, False):  # the second time only the scale divides
         assert oracle.same_bits(clip(), other.clip_(8.0))
         assert ours.coefficient == other.coefficient
+        assert other.coefficient is not None
         assert (other.coefficient < 1) == is_clipped
     for one, two in zip(compiled, eager, strict=True):
         assert oracle.same_bits(gradient_of(one), gradient_of(two))

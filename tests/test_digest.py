@@ -1,5 +1,6 @@
 """Digests of bits and positions: equal on all routes, and changed by what they must notice."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -186,7 +187,7 @@ class TestShards:
     ) -> None:
         whole = bits(size, dtype)
         ends = sorted([0, size, *(min(cut, size) for cut in cuts)])
-        pairs = zip(ends, ends[1:], strict=False)
+        pairs = itertools.pairwise(ends)
         parts = [reference_digest(whole[start:stop], start) for start, stop in pairs]
         assert sum(parts) % 2**64 == reference_digest(whole)
 

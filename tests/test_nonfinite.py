@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 
@@ -78,11 +80,69 @@ def test_the_error_comes_before_any_write(
 @pytest.mark.parametrize("bad", BAD)
 def test_the_error_names_the_gradient(bad: float, route: str) -> None:
     good, wrong = parameters([torch.ones(3), torch.tensor([3.0, bad])])
-    kind = "NaN" if math.isnan(bad) else "an infinity"
-    with pytest.raises(RuntimeError, match=f"the gradient of `b.weight` holds {kind}"):
+    kind = "NaN" if math.isnan(bad) else "infinite"
+    holds = rf"holds 1 {kind} of 2 elements\. To"
+    with pytest.raises(RuntimeError, match=f"clipped: the gradient of `b.weight` {holds}"):
         gradclip.clip_([("a", good), ("b.weight", wrong)], 1.0, error_if_nonfinite=True)
-    with pytest.raises(RuntimeError, match=f"the gradient of parameter 1 holds {kind}"):
+    with pytest.raises(RuntimeError, match=f"clipped: the gradient of parameter 1 {holds}"):
         gradclip.get_total_norm(map(gradient_of, (good, wrong)), error_if_nonfinite=True)
+
+
+def described(gradients: Sequence[torch.Tensor]) -> str:
+    """What the error must say, by torch's own predicates."""
+    nan = [gradient.isnan() for gradient in gradients]
+    infinite = [each.isinf() & ~is_nan for each, is_nan in zip(gradients, nan, strict=True)]
+    held = []
+    for index, counted in enumerate(zip(nan, infinite, strict=True)):
+        counts = zip([int(each.sum()) for each in counted], ("NaN", "infinite"), strict=True)
+        if kinds := " and ".join(f"{count} {kind}" for count, kind in counts if count):
+            held.append(f"`g{index}` holds {kinds} of {gradients[index].numel()} elements")
+    if len(held) == 1:
+        return f"the gradient of {held[0]}"
+    more = f", and {len(held) - 3} more" if len(held) > 3 else ""
+    named = ", ".join(held[:3])
+    return f"{len(held)} of {len(gradients)} gradients are not finite: {named}{more}"
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*REAL_DTYPES, torch.complex64, torch.complex128]),
+            st.lists(st.sampled_from([0.0, 1.0, -2.0, *BAD]), min_size=1, max_size=9),
+            st.integers(1, 700),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_every_gradient_that_is_not_finite_is_counted(
+    route: str, drawn: list[tuple[torch.dtype, list[float], int]]
+) -> None:
+    gradients = [torch.tensor(some).repeat(times).to(dtype) for dtype, some, times in drawn]
+    hypothesis.assume(not all(gradient.isfinite().all() for gradient in gradients))
+    owners = parameters(gradient.clone() for gradient in gradients)
+    named = [(f"g{index}", owner) for index, owner in enumerate(owners)]
+    with pytest.raises(RuntimeError) as error:
+        gradclip.clip_(named, 1.0, error_if_nonfinite=True)
+    assert f"so it cannot be clipped: {described(gradients)}. To disable" in str(error.value)
+    for owner, gradient in zip(owners, gradients, strict=True):
+        assert oracle.same_bits(gradient_of(owner), gradient)
+
+
+@pytest.mark.parametrize("layout", ["expanded", "rows", "sparse"])
+def test_elements_are_counted_in_any_layout(layout: str, route: str) -> None:
+    values = torch.tensor([1.0, math.nan, -math.inf, math.inf, 0.0, math.nan])
+    made = {
+        "expanded": values[:, None].expand(6, 5),
+        "rows": values.repeat(5, 2).t()[1::2],
+        "sparse": torch.stack([values, torch.zeros(6)]).to_sparse(),
+    }[layout]
+    dense = made.to_dense()
+    (owner,) = parameters([made])
+    counts = f"{int(dense.isnan().sum())} NaN and {int(dense.isinf().sum())} infinite"
+    with pytest.raises(RuntimeError, match=f"holds {counts} of {dense.numel()} elements"):
+        gradclip.clip_([owner], 1.0, error_if_nonfinite=True)
 
 
 def test_no_gradient_is_blamed_for_a_sum_that_is_too_large(route: str) -> None:

@@ -23,6 +23,7 @@ from gradclip import (
 )
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
+from gradclip.nonfinite import describe_nonfinite
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
@@ -306,7 +307,9 @@ def clip_grads_with_norm_(
         ValueError: a negative or NaN `max_norm`, a negative `total_norm`.
         TypeError: raw gradients were passed instead of parameters.
     """
-    arguments.refuse_unknown("clip_grads_with_norm_", unknown, ())
+    if unknown:
+        known = arguments.names_of(clip_grads_with_norm_)
+        arguments.refuse_unknown("clip_grads_with_norm_", unknown, known)
     if torch.compiler.is_compiling():
         return compiled.clip_with_norm_(parameters, grad, max_norm, total_norm, eps)
     max_norm, eps = arguments.limit(max_norm, "max_norm"), arguments.epsilon(eps)
@@ -332,27 +335,21 @@ def _on_device(
 
 def _refuse_non_finite(total: float, settings: Settings, found: Gradients) -> None:
     if settings.error_if_nonfinite and not math.isfinite(total):
+        described = describe_nonfinite(found)
         raise RuntimeError(
             f"The total norm of order {settings.norm_type} for gradients from `parameters` is "
-            f"non-finite, so it cannot be clipped{_culprit(found)}. To disable this error and "
-            "scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"non-finite, so it cannot be clipped{f': {described}' if described else ''}. To "
+            "disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
         )
 
 
-def _culprit(found: Gradients) -> str:
-    """The first gradient that is not finite; a sum of finite ones may be too large, too."""
-    for place, sums in enumerate(engine.sums_each(found, math.inf)):
-        norm = sums.total(math.inf)
-        if norm is not None and not math.isfinite(norm):
-            kind = "NaN" if math.isnan(norm) else "an infinity"
-            return f": the gradient of {found.name(place)} holds {kind}"
-    return ""
-
-
-def no_gradient(given: Parameters, dtype: torch.dtype | None, like_torch: bool = False) -> Tensor:
+def no_gradient(
+    given: Parameters, dtype: torch.dtype | None, like_torch: bool = False, remedy: str = ""
+) -> Tensor:
     """The total norm of parameters of which none has a gradient: 0, with a warning."""
     if warning := notices.of_no_gradient(given, like_torch):
-        warn(warning)
+        warn(warning + remedy)
     return torch.zeros((), dtype=dtype or torch.float32, device=given.device)
 
 

@@ -42,11 +42,11 @@ def clip_(
     given = _listed(parameters)
     gradients = _gradients(given, attribute)
     if sharding or _any_wrapper(given.tensors, gradients):
-        from gradclip import clip
+        from gradclip.clip import clip_call_
 
         passed = _passed(parameters, given)
         asked = (attribute, numbers, error_if_nonfinite, dtype, like_torch, sharding)
-        return outside(clip.clip_call_, passed, *asked)
+        return outside(clip_call_, passed, *asked)
     norm_type, max_norm, eps, scale = numbers
     constants, changing = _split(norm_type, max_norm, eps, 1.0 if scale is None else scale)
     dtype = arguments.result_dtype(dtype)
@@ -75,11 +75,11 @@ def total_norm(
     """`gradclip.get_total_norm` in a graph."""
     given = _listed(tensors)
     if sharding or _any_wrapper(given.tensors):
-        from gradclip import clip
+        from gradclip.clip import get_total_norm
 
         passed = _passed(tensors, given)
         return outside(
-            clip.get_total_norm, passed, norm_type, error_if_nonfinite, dtype=dtype, **sharding
+            get_total_norm, passed, norm_type, error_if_nonfinite, dtype=dtype, **sharding
         )
     constants, changing = _split(norm_type)
     dtype = arguments.result_dtype(dtype)
@@ -103,10 +103,10 @@ def grad_norms(
     given = _listed(parameters)
     gradients = _gradients(given, attribute)
     if sharding or _any_wrapper(given.tensors, gradients):
-        from gradclip import norms
+        from gradclip.norms import grad_norms as eager
 
         passed = _passed(parameters, given)
-        return outside(norms.grad_norms, passed, norm_type, dtype=dtype, grad=attribute, **sharding)
+        return outside(eager, passed, norm_type, dtype=dtype, grad=attribute, **sharding)
     constants, changing = _split(norm_type)
     dtype = arguments.result_dtype(dtype)
     if not gradients:
@@ -123,14 +123,14 @@ def clip_with_norm_(
     parameters: ParametersLike, attribute: str, max_norm: Any, total_norm: Any, eps: Any
 ) -> None:
     """`gradclip.clip_grads_with_norm_` in a graph."""
-    from gradclip import clip
+    from gradclip.clip import clip_grads_with_norm_, refuse_raw_gradients
 
     given = _listed(parameters)
-    clip.refuse_raw_gradients(given, attribute)
+    refuse_raw_gradients(given, attribute)
     gradients = _gradients(given, attribute)
     if _any_wrapper(given.tensors, gradients):
         passed = _passed(parameters, given)
-        eager = clip.clip_grads_with_norm_
+        eager = clip_grads_with_norm_
         return outside(eager, passed, max_norm, total_norm, eps=eps, grad=attribute)
     constants, changing = _split(max_norm, total_norm, eps)
     if not gradients:
@@ -147,10 +147,10 @@ def clamp_(parameters: ParametersLike, attribute: str, clip_value: Any) -> None:
     given = _listed(parameters)
     gradients = _gradients(given, attribute)
     if _any_wrapper(given.tensors, gradients):
-        from gradclip import value
+        from gradclip.value import clip_grad_value_
 
         passed = _passed(parameters, given)
-        return outside(value.clip_grad_value_, passed, clip_value, grad=attribute)
+        return outside(clip_grad_value_, passed, clip_value, grad=attribute)
     constants, changing = _split(clip_value)
     if not gradients:
         torch.ops.gradclip.check("clip_grad_value_", constants, changing, "")
@@ -166,9 +166,9 @@ def scale_(tensors: ParametersLike, coefficient: Any) -> None:
     """`gradclip.scale_` in a graph."""
     given = _listed(tensors)
     if _any_wrapper(given.tensors):
-        from gradclip import value
+        from gradclip.value import scale_ as eager
 
-        return outside(value.scale_, _passed(tensors, given), coefficient)
+        return outside(eager, _passed(tensors, given), coefficient)
     constants, changing = _split(coefficient)
     if not given.tensors:
         warning = notices.of_empty(tensors, given, like_torch=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+import gradclip
 from gradclip import arguments
 from gradclip.parameters import Parameters, ParametersLike, listed
 from gradclip.sharding import clip as sharded
@@ -65,7 +66,9 @@ def enter(
         given = listed(walked or parameters)
         if attribute is not None:
             arguments.attribute(attribute)
-        arguments.refuse_unknown(function, sharding, _OPTIONS)
+        if not sharding.keys() <= set(_OPTIONS):
+            known = arguments.names_of(getattr(gradclip, function))
+            arguments.refuse_unknown(function, sharding, known)
         if is_data_parallel(parameters) and "group" in sharding:
             sharding = {"plain": "replicated", **sharding}
         return given, sessions.session_for(given, attribute, sharding), asked

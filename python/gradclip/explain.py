@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gradclip import arguments, entry, gradients
+from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.sharding import explain as sharded
@@ -56,6 +57,7 @@ def _table(fields: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     )
 
 
+@without_grad
 def explain(
     parameters: ParametersLike,
     *,
@@ -94,7 +96,8 @@ def explain(
         replicas=replicas,
         check_replicas=check_replicas,
     )
-    arguments.refuse_unknown("explain", unknown, ())
+    if unknown:
+        arguments.refuse_unknown("explain", unknown, arguments.names_of(explain))
     given = listed(parameters)
     if given.nothing:
         warn(given.nothing)

@@ -52,8 +52,17 @@ def grad_norms(
         **unknown: any other keyword is refused, with the nearest one that there is.
 
     Returns:
-        A 1-dim tensor, one norm a parameter in the order given, on the first gradient's device; 0
-        for a parameter without a gradient.
+        A 1-dim tensor on the first gradient's device: one norm for each entry of the list, in its
+        order, which for a Module is that of `named_parameters()`. An entry that is listed twice
+        stands twice. 0 also stands for a parameter without a gradient, of which only
+        `parameter.grad is None` tells it from a gradient of zeros. With names:
+
+            norms = gradclip.grad_norms(model).tolist()
+            by_name = {
+                name: norm
+                for (name, parameter), norm in zip(model.named_parameters(), norms, strict=True)
+                if parameter.grad is not None
+            }
 
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gradclip import _core
+from gradclip import _core, mistakes
 
 ParametersLike: TypeAlias = nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -46,7 +46,7 @@ def listed(parameters: ParametersLike) -> Parameters:
     An iterable is walked once. For an empty one `nothing` holds a warning, which is the caller's.
 
     Raises:
-        TypeError: nothing of that kind, or an entry is no tensor.
+        TypeError: not one of these, or an entry that is not a tensor.
     """
     if isinstance(parameters, Tensor):
         return Parameters.of((parameters,))
@@ -61,27 +61,31 @@ def listed(parameters: ParametersLike) -> Parameters:
         names, entries = unzipped(entries)
     found = Parameters.of(entries, names)
     if not found.are_plain:
-        _refuse_others(found)
+        mistakes.refuse_entries(found.tensors, names)
     return found
 
 
 def _walk(parameters: Iterable[Any]) -> Iterator[Any]:
+    if not isinstance(parameters, list | tuple | types.GeneratorType):
+        mistakes.refuse_containers(parameters)
     try:
         return iter(parameters)
     except TypeError as error:
-        raise TypeError(
-            f"`parameters` is {parameters!r:.80}; expected a Module, a tensor, or an iterable of "
-            "tensors or of (name, tensor) pairs, such as model.named_parameters()"
-        ) from error
+        raise mistakes.not_iterable(parameters) from error
 
 
-def nothing_in(given: object) -> str:
+def is_exhausted(parameters: object) -> bool:
+    """Whether this is a generator that has ended."""
+    return isinstance(parameters, types.GeneratorType) and parameters.gi_frame is None
+
+
+def nothing_in(parameters: object) -> str:
     """The warning for what was passed and lists nothing."""
-    if isinstance(given, nn.Module):
-        return f"{type(given).__name__} has no parameters: no gradient is read"
-    if isinstance(given, types.GeneratorType):
-        return "a spent or empty generator: no gradient is read; pass model.parameters() anew"
-    return f"an empty {type(given).__name__}: no gradient is read"
+    if isinstance(parameters, nn.Module):
+        return f"{type(parameters).__name__} has no parameters: no gradient is read"
+    if isinstance(parameters, types.GeneratorType):
+        return "an empty or exhausted generator: no gradient is read; call model.parameters() again"
+    return f"an empty {type(parameters).__name__}: no gradient is read"
 
 
 def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
@@ -93,27 +97,13 @@ def unzipped(entries: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     for position, entry in enumerate(entries):
         is_pair = isinstance(entry, tuple) and len(entry) == 2
         if not is_pair or not isinstance(entry[0], str):
-            raise TypeError(
-                f"`parameters` begins with a tuple and holds no (name, tensor) pair at position "
-                f"{position}; expected tensors alone, or pairs of a string and a tensor throughout"
-            )
+            mistakes.refuse_pair(entry, position)
     return [name for name, _ in entries], tuple(tensor for _, tensor in entries)
 
 
 def warn(message: str) -> None:
     """Warns at the line that called gradclip's public function."""
     warnings.warn(message, UserWarning, stacklevel=_frames_inside())
-
-
-def _refuse_others(given: Parameters) -> None:
-    entries: tuple[object, ...] = given.tensors
-    for position, entry in enumerate(entries):
-        if not isinstance(entry, Tensor):
-            where = f" as {given.name(position)}" if given.names else ""
-            raise TypeError(
-                f"`parameters` holds {type(entry).__name__} at position {position}{where}; "
-                "expected tensors, (name, tensor) pairs or a Module"
-            )
 
 
 def _frames_inside() -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import gradclip
 from gradclip.sharding import session
@@ -173,6 +173,7 @@ def memory(rank: int) -> tuple[int, int]:
     gc.collect()
     with peak_growth() as growth:
         clipper.clip_()
+    assert clipper.coefficient is not None
     assert clipper.coefficient < 1
     clipper.max_norm = 0.25
     return peak_of_torch(clipper.clip_), growth[0]
@@ -219,3 +220,38 @@ def given_by_module(rank: int) -> None:
 @pytest.mark.distributed
 def test_a_module_and_a_part_of_the_world(four: World) -> None:
     four.run(given_by_module)
+
+
+def followed(rank: int) -> None:
+    """A sharded model that gets other parameters and a layer more, on all ranks alike."""
+    line = cases.mesh(2)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    for layer in model:
+        parallelize_module(layer, line, ColwiseParallel())
+    clipper = gradclip.Clipper(model, 0.25, dtype=torch.float64)
+
+    def step(value: float) -> None:
+        for owner in model.parameters():
+            owner.grad = torch.full_like(owner, value)
+        with cases.counted_calls() as calls:
+            total = clipper.clip_()
+        assert calls == ["all_reduce"]
+        count = sum(owner.numel() for owner in model.parameters())
+        expected = oracle.total_norm([torch.full((count,), value)])
+        assert total.item() == expected
+        wanted = oracle.clipped(torch.full((1,), value), expected, 0.25)
+        for owner in model.parameters():
+            assert bool((cases.local(owner) == wanted).all())
+
+    step(3.0)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    step(5.0)
+    model.append(nn.Linear(2, 2))
+    parallelize_module(model[2], line, ColwiseParallel())
+    step(7.0)
+    step(7.0)
+
+
+@pytest.mark.distributed
+def test_a_sharded_module_is_followed(two: World) -> None:
+    two.run(followed)

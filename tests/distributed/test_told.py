@@ -119,7 +119,8 @@ def refused_by_one(rank: int) -> None:
                 for words, more in WORDS.items():
                     mine = said | (more if rank == 1 else {})
                     told = raised(lambda: function([("w", owner)], **mine))  # noqa: B023
-                    assert told.startswith(f"rank 1: {words}")
+                    assert told.startswith("rank 1: ")
+                    assert words in told
                 assert torch.equal(cases.local(owner), before)
 
 
@@ -179,9 +180,12 @@ def meaningless_words(rank: int) -> None:
         ({"plain": "elsewhere"}, "`plain` is 'elsewhere'; expected"),
         (
             {"replicas": {"typo": "replicated"}},
-            "`replicas` of 'typo' is 'replicated'; expected one",
+            "`replicas` holds 'typo', which is not listed; leave it out",
         ),
-        ({"replicas": {stranger: "replicated"}}, "`replicas` of a parameter is 'replicated'; exp"),
+        (
+            {"replicas": {stranger: "replicated"}},
+            "`replicas` holds a parameter, which is not listed",
+        ),
         ({"replicas": {"w": 1}}, "`replicas` of 'w' is 1; expected"),
         ({"replicas": {"w": "foo"}}, "`replicas` of 'w' is 'foo'; expected"),
         ({"distinct_dims": (0,)}, "`distinct_dims` is (0,); expected"),
@@ -236,7 +240,7 @@ def test_words_are_checked_in_one_process() -> None:
         with pytest.raises(ValueError, match="`plain` is 'foo'; expected"):
             call()
     with pytest.raises(ValueError, match="`plain` is 'foo'"):
-        gradclip.Clipper(owner, 1.0, plain="foo")
+        gradclip.Clipper(owner, 1.0, plain="foo")  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradclip.clip_(owner, 1.0, plain="replicated")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import _core
+from gradclip import _core, cuda
 from tests import oracle
 
 from .support import DEVICE, REAL, bits, device_sums, heavy, host_sums, parameters
@@ -110,11 +110,13 @@ def test_clip_equals_the_cpu_engine(p: float, dtype: torch.dtype) -> None:
 def test_a_clip_in_two_steps_is_the_clip_in_one(p: float) -> None:
     tensors = [torch.randn(size, device=DEVICE) for size in (5, 4097)]
     once, copies = [t.clone() for t in tensors], [t.clone() for t in tensors]
-    clipper = gradclip.Clipper(parameters(copies), 1.0, p)
+    owners = parameters(copies)
+    clipper = gradclip.Clipper(owners, 1.0, p)
     gradclip.clip_(parameters(once), 1.0, p)
     total = gradclip.get_total_norm(tensors, p)
     gradclip.clip_grads_with_norm_(parameters(tensors), 1.0, total)
     assert float(clipper.clip_()) == float(total)
+    assert clipper.coefficient is not None
     assert float(clipper.coefficient) < 1
     for first, second, third in zip(once, tensors, copies, strict=True):
         assert torch.equal(first, second)
@@ -156,7 +158,7 @@ def test_owned_slices_add_up() -> None:
     parts = []
     for owned in ((0, cut), (cut, values.numel()), (5, 5)):
         core = _core.Gradients.from_tensors([values], None, [owned])
-        parts.append(_core.Sums.from_list(gradclip.cuda.CudaEngine(core, 0).sums(2.0).tolist()))
+        parts.append(_core.Sums.from_list(cuda.CudaEngine(core, 0).sums(2.0).tolist()))
     together = parts[0].merged(parts[1]).merged(parts[2])
     assert together.to_list() == host_sums([values], 2.0)
 

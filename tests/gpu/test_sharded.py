@@ -69,6 +69,7 @@ def test_nobody_waits_and_the_bits_are_the_oracles(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert total.item() == expected
+    assert clipper.coefficient is not None
     assert float(clipper.coefficient) == oracle.coefficient(expected, 0.5 * expected)
     for owner, was in zip(owners, full, strict=True):
         wanted = oracle.clipped(was.cpu(), expected, 0.5 * expected)

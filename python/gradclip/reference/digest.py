@@ -26,8 +26,8 @@ What the digest notices:
 
 - A change of a single word, hence of a single bit or of an element of at most 32 bits: always.
   Weights are odd, and words differ by less than 2**32.
-- Any other change, of the words k by the differences d(k): let 2**s be the largest power of two that
-  divides all d(k). An odd number of d(k) / 2**s that are odd: always. An even number: the change is
+- Any other change, of the words k by the differences d(k): let 2**s be the largest power of two
+  that divides all d(k). An odd number of d(k) / 2**s that are odd: always. An even number: the change is
   missed with a chance of 2**-(63 - s), if weights are taken as random odd integers: all but one of
   them leave one residue modulo 2**(64 - s) to the last one, of the 2**(63 - s) odd ones.
 
@@ -36,8 +36,8 @@ the chance is 2**-48 at most. For words of 32 bits it is 2**-63 where any lowest
 where two small integers of float32 are swapped, and 2**-32, the worst, where all that changes are
 signs. The digest finds mistakes; it does not withstand an adversary.
 
-Sources: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), and D.
-Stafford's constants; D. Lemire, O. Kaser, "Strongly universal string hashing is fast" (2014).
+Sources: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), and
+D. Stafford's constants; D. Lemire, O. Kaser, "Strongly universal string hashing is fast" (2014).
 """
 
 import torch
@@ -61,7 +61,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 @_disable_dynamo
 @torch.no_grad()
 def digest(tensor: torch.Tensor, offset: int = 0) -> torch.Tensor:
-    """The digest of a tensor, as the int64 that is congruent to it: int64[1] on the tensor's device.
+    """The digest of a tensor, as the int64 congruent to it: int64[1] on the tensor's device.
 
     tensor: strided or sparse COO, real or complex floating point (float8 included), any device; on
         `meta` the result is a meta tensor. Conjugate and negative views count by their values.

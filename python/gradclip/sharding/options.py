@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 import torch
 import torch.distributed as dist
 
+from gradclip import arguments
+from gradclip.describe import described
 from gradclip.parameters import Parameters, warn
 from gradclip.sharding import compat
 from gradclip.sharding.transport import Reduce
@@ -183,16 +185,18 @@ def _refuse_replicas(said: Any, given: Parameters) -> None:
         subject = f"`replicas` of {'a parameter' if is_tensor else repr(key)} is"
         refuse_copies(copies, subject)
         if given.tensors and (id(key) if is_tensor else key) not in known:
-            raise ValueError(f"{subject} {copies!r}; {_unlisted(key, given)}")
+            raise ValueError(_unlisted(key, given))
 
 
-def _unlisted(key: Any, given: Parameters) -> str:
+def _unlisted(key: object, given: Parameters) -> str:
+    named = "a parameter" if isinstance(key, torch.Tensor) else described(key)
     if isinstance(key, str) and given.names is None:
-        return "expected names only with (name, parameter) pairs or a Module; pass those"
-    return (
-        "expected one of the listed parameters; leave out others, or pass a callable (name,"
-        " parameter) that returns None where it has nothing to say"
-    )
+        return (
+            f"`replicas` holds {named}, but the parameters have no names; pass a Module or (name,"
+            " parameter) pairs"
+        )
+    near = arguments.suggestion(key, given.names or ()) if isinstance(key, str) else ""
+    return f"`replicas` holds {named}, which is not listed{near or '; leave it out'}"
 
 
 def warn_unshared(said: Mapping[str, Any]) -> None:

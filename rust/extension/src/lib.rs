@@ -8,6 +8,7 @@ mod errors;
 mod gradients;
 mod kinds;
 mod planned;
+mod snapshot;
 mod sums;
 mod tensors;
 
@@ -22,6 +23,8 @@ mod _core {
     use crate::gradients::Gradients;
     #[pymodule_export]
     use crate::kinds::are_plain;
+    #[pymodule_export]
+    use crate::snapshot::is_current;
     #[pymodule_export]
     use crate::sums::{
         PowerScale, Sums, clip_outcome, coefficient, leading_norm_type, restore_mode, standard_mode, to_odd_float32,
