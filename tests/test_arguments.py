@@ -83,13 +83,22 @@ def test_eps(eps: float) -> None:
     refused(lambda o: gradclip.clip_(o, 1.0, eps=eps), ordinary(), ValueError, f"`eps` is {eps}")
 
 
-@pytest.mark.parametrize("scale", [0.0, -8.0, math.nan, math.inf])
+@pytest.mark.parametrize("scale", [0.0, -8.0, math.nan, math.inf, 1e46, 2.0**127, 1e-40])
 def test_loss_scale(scale: float) -> None:
     message = f"`scale` is {scale}; expected a positive finite loss scale"
     refused(lambda o: gradclip.clip_(o, 1.0, scale=scale), ordinary(), ValueError, message)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.int32,
+        torch.complex64,
+        torch.bool,
+        torch.float8_e8m0fnu,
+        *([torch.float4_e2m1fn_x2] if hasattr(torch, "float4_e2m1fn_x2") else []),
+    ],
+)
 def test_dtype_of_the_result(dtype: torch.dtype) -> None:
     message = rf"`dtype` is {dtype}; expected a floating dtype"
     refused(lambda o: gradclip.clip_(o, 1.0, dtype=dtype), ordinary(), TypeError, message)

@@ -122,7 +122,7 @@ def test_slices_cover_a_tensor_once(shape: list[int], limit: int) -> None:
     st.integers(1, 2**62),
 )
 def test_limbs_hold_integers_exactly(terms: list[tuple[int, int]], weight: int) -> None:
-    vector = limbs.empty(torch.empty(0))
+    vector = limbs.empty(torch.ones(1))
     wholes, exponents = (
         torch.tensor([term[i] for term in terms], dtype=torch.int64) for i in (0, 1)
     )
@@ -139,12 +139,12 @@ def test_limbs_hold_integers_exactly(terms: list[tuple[int, int]], weight: int) 
 
 
 def test_carries_run_through_limbs_of_ones() -> None:
-    vector = limbs.empty(torch.empty(0))
+    vector = limbs.empty(torch.ones(1))
     vector[3:90] = 2**32 - 1
     vector[2] = 2**33
     limbs.carry(vector)
     assert vector[2:92].tolist() == [0, 1, *[0] * 86, 1, 0]
-    vector = limbs.empty(torch.empty(0))
+    vector = limbs.empty(torch.ones(1))
     vector[:135] = 2**62
     want = exact(vector)
     limbs.carry(vector)

@@ -252,8 +252,8 @@ def result_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in rounding.DTYPES):
         raise TypeError(
-            f"`dtype` is {described(dtype)}; expected torch.float64, float32, bfloat16 or float16"
-            " (or a float8 with a fraction)"
+            f"`dtype` is {described(dtype)}; expected a floating dtype of single numbers, such as"
+            " torch.float64 or torch.bfloat16"
         )
     return dtype
 

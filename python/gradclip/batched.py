@@ -135,10 +135,7 @@ def _scaled(gradient: Tensor, factor: float | Tensor) -> Tensor:
     if reals.dtype == torch.float64:
         product = reals * factor
     else:
-        narrow = factor.to(torch.float32)
-        leaves = ((narrow == 0) & (factor != 0)) | (narrow.isinf() & factor.isfinite())
-        wide = rounding.narrowed(reals.to(torch.float64) * factor, reals.dtype)
-        product = torch.where(leaves, wide, (reals.to(torch.float32) * narrow).to(reals.dtype))
+        product = (reals.to(torch.float32) * factor.to(torch.float32)).to(reals.dtype)
     chosen = torch.where(factor == 1, reals, product)
     return torch.view_as_complex(chosen) if gradient.is_complex() else chosen
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch._compile import _disable_dynamo
 
-from gradclip.rounding import narrowed, rounded
+from gradclip.rounding import rounded
 
 from .slices import slices, unexpanded
 from .sparse import coalesced
@@ -22,11 +22,10 @@ def scale_(tensor: torch.Tensor, factor: torch.Tensor) -> None:
 
     tensor: strided or sparse COO, real or complex floating point (float8 and complex32 included),
         any device. float64 and complex128 elements are multiplied in float64; narrower ones as
-        float32(x) * float32(factor) in float32, rounded to the tensor's type, ties to even. By a
-        factor that float32 has only as 0 or infinity all are multiplied in float64, and the
-        product is rounded once. A stride-0 dimension is scaled once. An uncoalesced sparse tensor
-        keeps its listed values, each scaled, and so its dense form is scaled up to their rounding.
-    factor: float64, 0-dim, any device; not read by the host unless it is there.
+        float32(x) * float32(factor) in float32, rounded to the tensor's type, ties to even. A
+        stride-0 dimension is scaled once. An uncoalesced sparse tensor keeps its listed values,
+        each scaled, and so its dense form is scaled up to their rounding.
+    factor: float64, 0-dim, any device; never read by the host.
     """
     if not tensor.is_meta:
         with _writing(tensor):
@@ -72,45 +71,16 @@ def _writing(tensor: torch.Tensor) -> torch.inference_mode:
 def _times(factor: torch.Tensor, tensor: torch.Tensor) -> _Change:
     is_double = tensor.dtype in (torch.float64, torch.complex128)
     is_one = (factor == 1).to(tensor.device)
-    product = _in_float64(factor.to(tensor.device)) if is_double else _narrow(factor, tensor.device)
+    wide = (factor if is_double else factor.to(torch.float32)).to(tensor.device)
 
     def scaled(piece: torch.Tensor) -> torch.Tensor:
-        return _chosen(is_one, piece, product(piece))
+        product = piece * wide if is_double else (piece.to(torch.float32) * wide).to(piece.dtype)
+        if piece.element_size() > 1:
+            return torch.where(is_one, piece, product)
+        kept = torch.where(is_one, piece.view(torch.uint8), product.view(torch.uint8))
+        return kept.view(piece.dtype)
 
     return scaled
-
-
-def _in_float64(factor: torch.Tensor) -> _Change:
-    return lambda piece: piece * factor
-
-
-def _narrow(factor: torch.Tensor, device: torch.device) -> _Change:
-    """The product in float32, or in float64 where the factor leaves float32."""
-    narrow = factor.to(torch.float32)
-    leaves = ((narrow == 0) & (factor != 0)) | (narrow.isinf() & factor.isfinite())
-    is_known = factor.device.type == "cpu"
-    narrow = narrow.to(device)
-
-    def in_float32(piece: torch.Tensor) -> torch.Tensor:
-        return (piece.to(torch.float32) * narrow).to(piece.dtype)
-
-    if is_known and not leaves:
-        return in_float32
-    factor, leaves = factor.to(device), leaves.to(device)
-
-    def in_float64(piece: torch.Tensor) -> torch.Tensor:
-        product = piece.to(torch.float32).to(torch.float64) * factor
-        return _chosen(leaves, narrowed(product, piece.dtype), in_float32(piece))
-
-    return in_float64
-
-
-def _chosen(is_first: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    if first.element_size() > 1:
-        return torch.where(is_first, first, second)
-    return torch.where(is_first, first.view(torch.uint8), second.view(torch.uint8)).view(
-        first.dtype
-    )
 
 
 def _limited(limit: float, tensor: torch.Tensor) -> _Change:

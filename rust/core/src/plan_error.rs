@@ -66,7 +66,7 @@ impl PlanError {
         match self {
             PlanError::Layout { tensor, error } => format!("gradient of {} {error}", name(*tensor)),
             PlanError::NullPointer { tensor } => format!(
-                "gradient of {} has elements but no memory; pass a plain tensor, such as the local part of a wrapper",
+                "gradient of {} has elements but no memory; pass a plain tensor: the local part of a wrapper, or `.clone()`",
                 name(*tensor)
             ),
             PlanError::AddressOverflow { tensor, address } => format!(
@@ -139,7 +139,7 @@ mod tests {
             "gradient of `layer.3` overlaps itself in memory; replace it with a copy, for instance by `.contiguous()`",
             "gradient of `layer.3` has interleaved strides that may overlap; replace it with a copy, for instance by \
              `.contiguous()`",
-            "gradient of `layer.3` has elements but no memory; pass a plain tensor, such as the local part of a wrapper",
+            "gradient of `layer.3` has elements but no memory; pass a plain tensor: the local part of a wrapper, or `.clone()`",
             "gradient of `layer.3` at address 0xffffffffffffffff does not fit into memory; check its sizes and strides",
             "owned elements 5..9 of the gradient of `layer.3` are no range of its 8 elements; pass start <= end <= 8",
             "gradients of `layer.3` and `layer.5` share memory; give one of them memory of its own, for instance by \

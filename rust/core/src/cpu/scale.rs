@@ -18,8 +18,7 @@ use crate::plan::Chunk;
 /// What happens to each element.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// x times the factor: float64 in float64, narrower types in float32, then rounded to the type. A factor that
-    /// float32 has only as 0 or infinity multiplies every type in float64, and the product is rounded once.
+    /// x times the factor: float64 in float64, narrower types in float32, then rounded to the type.
     Times(f64),
     /// x limited to [-limit, limit], the limit rounded to the type; NaN stays.
     Limit(f64),
@@ -101,12 +100,6 @@ unsafe fn change_rows<T: Copy>(chunk: &Chunk, parts: u64, mut visit: impl FnMut(
     }
 }
 
-/// Whether float32 has a factor only as 0 or infinity: it would wipe out gradients that are neither.
-fn leaves_float32(factor: f64) -> bool {
-    let narrow = factor as f32;
-    (narrow == 0.0 && factor != 0.0) || (narrow.is_infinite() && factor.is_finite())
-}
-
 /// A type that computes in float32.
 trait ThroughFloat: Copy {
     fn widen(self) -> f32;
@@ -173,9 +166,6 @@ impl<T: ThroughFloat> Kernel for Narrow<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self) {
         match self.change {
-            Change::Times(factor) if leaves_float32(factor) => {
-                self.block.iter_mut().for_each(|x| *x = T::rounded(f64::from(x.widen()) * factor));
-            }
             Change::Times(factor) => {
                 let factor = factor as f32;
                 self.block.iter_mut().for_each(|x| *x = T::narrow(x.widen() * factor));
@@ -205,9 +195,6 @@ impl Kernel for Half<'_> {
         for halves in groups.iter_mut().chain([&mut padded]) {
             let mut floats = V::widen_half(halves);
             match self.change {
-                Change::Times(factor) if leaves_float32(factor) => {
-                    floats = floats.map(|x| to_odd_float32(f64::from(x) * factor));
-                }
                 Change::Times(factor) => floats = floats.map(|x| x * factor as f32),
                 Change::Limit(limit) => {
                     let limit = f16::from_f32(to_odd_float32(limit)).to_f32();
