@@ -53,9 +53,7 @@ def norm(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     return result
 
 
-def total_norm(
-    tensors: Sequence[Tensor], settings: Settings, dtype: torch.dtype | None
-) -> Tensor:
+def total_norm(tensors: Sequence[Tensor], settings: Settings, dtype: torch.dtype | None) -> Tensor:
     """`gradclip.get_total_norm` of a batch."""
     return _outcome(tensors, settings, dtype)[0]
 
@@ -89,8 +87,14 @@ def scale_(gradients: Sequence[Tensor], factor: float | Tensor) -> None:
 def clamp_(gradients: Sequence[Tensor], limit: float) -> None:
     """`gradclip.clip_grad_value_` of a batch."""
     for gradient in gradients:
+        if gradient.is_complex():
+            raise TypeError(
+                f"a gradient of a sample is {gradient.dtype}, which has no order to clip values "
+                "by; use gradclip.clip_"
+            )
+    for gradient in gradients:
         bound = rounding.rounded(limit, gradient.dtype)
-        gradient.clamp_(-bound, bound)
+        gradient.copy_(gradient.clamp(-bound, bound))
 
 
 def each_norm(

@@ -1,6 +1,4 @@
-"""What is the same for every public function: autograd stands aside, and so does the caller's
-floating-point mode.
-"""
+"""In every public function autograd stands aside, and so does the caller's floating-point mode."""
 
 import functools
 from collections.abc import Callable

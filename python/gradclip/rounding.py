@@ -17,8 +17,9 @@ _DIRECT = (torch.float64, torch.float32)
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 DTYPES = frozenset(
-    (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    + tuple(getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name))
+    getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", *_FLOAT8)
+    if hasattr(torch, name)
 )
 """Types that a single number may be rounded to: no packed ones, and none without a fraction."""
 
@@ -33,9 +34,7 @@ def rounded(value: float, dtype: torch.dtype) -> float:
     return float(tensor_of(value, dtype, torch.device("cpu")))
 
 
-def tensor_of(
-    values: float | list[float], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def tensor_of(values: float | list[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of numbers, each rounded once to a floating dtype, ties to even."""
     if dtype not in _DIRECT:
         odd = _core.to_odd_float32
