@@ -1,5 +1,6 @@
 """p near 0: the norm is that of the exact powers, or leaves float64's range as it does."""
 
+import functools
 import math
 
 import hypothesis
@@ -111,6 +112,10 @@ def test_small_powers_are_as_near_as_their_terms_allow(
             assert total([gradient], p) == rounded(wanted)
 
 
+def sums_of(core: _core.Gradients, p: float) -> torch.Tensor:
+    return torch.tensor(core.sums(p, 1).to_list())
+
+
 @pytest.mark.parametrize("p", [1e-20, -1e-20])
 @pytest.mark.parametrize("dtype", [*REAL_DTYPES, torch.complex64])
 def test_both_paths_take_the_same_sums(p: float, dtype: torch.dtype) -> None:
@@ -121,7 +126,7 @@ def test_both_paths_take_the_same_sums(p: float, dtype: torch.dtype) -> None:
         engine = core.sums(p, 2).to_list()
         assert reference.sums(gradient, p).tolist() == engine
         assert core.sums_each(p, 2)[0].to_list() == engine
-        found = cuda._tiny(lambda q, core=core: torch.tensor(core.sums(q, 1).to_list()), p)
+        found = cuda._tiny(functools.partial(sums_of, core), p)
         assert _core.Sums.from_list(found.tolist()).to_list()[:141] == engine[:141]
     owners = parameters([values])
     assert gradclip.grad_norms([*owners, parameter(torch.tensor([3.0]))], abs(p)).tolist() == [

@@ -57,8 +57,9 @@ def clip_(
             float32, or float64 when a gradient is float64 or complex128.
         eps: added to the total in the coefficient; torch's 1e-6 by default, 0 gives the
             mathematical coefficient.
-        scale: a loss scale, from 2**-126 to 2**126: gradients are divided by it in the same pass, and norm and result
-            are those of the unscaled gradients: the exact norm, rounded, over the scale.
+        scale: a loss scale, from 2**-126 to 2**126: gradients are divided by it in the same pass,
+            and norm and result are those of the unscaled gradients: the exact norm, rounded, over
+            the scale.
         grad: the attribute that holds a parameter's gradient.
         **sharding: over ranks: group, reduce, plain, distinct_dims, replicas and check_replicas,
             as `gradclip.sharding.Sharding` describes them. DTensors are clipped over all ranks
