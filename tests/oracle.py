@@ -19,15 +19,52 @@ _SMALLEST = -1074
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """Every element of every tensor as float64; a complex element gives its two parts."""
+    """Every element of every tensor as float64; a complex element gives its two parts.
+
+    What a sparse tensor lists more than once for an index counts as its sum: exact, then float64.
+    """
     values: list[float] = []
     for tensor in tensors:
-        dense = tensor.detach().cpu()
-        dense = dense.to_dense() if dense.layout != torch.strided else dense
-        if dense.is_complex():
-            dense = torch.view_as_real(dense.resolve_conj())
-        values += dense.resolve_neg().to(torch.float64).flatten().tolist()
+        plain = tensor.detach().cpu()
+        plain = dense(plain) if plain.layout != torch.strided else plain
+        if plain.is_complex():
+            plain = torch.view_as_real(plain.resolve_conj())
+        values += plain.resolve_neg().to(torch.float64).flatten().tolist()
     return values
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The dense form of a sparse tensor; float64 or complex128 where an index may be repeated."""
+    if tensor.is_coalesced() and tensor.element_size() > 1:
+        return tensor.to_dense()
+    listed = tensor._values()
+    parts = torch.view_as_real(listed) if listed.is_complex() else listed.unsqueeze(-1)
+    columns = parts.to(torch.float32 if parts.element_size() == 1 else parts.dtype)
+    columns = columns.to(torch.float64).flatten(1)
+    dims = tensor.sparse_dim()
+    sums = torch.zeros(*tensor.shape[:dims], columns.shape[1], dtype=torch.float64)
+    found: dict[tuple[int, ...], list[list[float]]] = {}
+    for index, row in zip(tensor._indices().T.tolist(), columns.tolist(), strict=True):
+        found.setdefault(tuple(index), []).append(row)
+    for place, rows in found.items():
+        sums[place] = torch.tensor(
+            [exact_sum(column) for column in zip(*rows, strict=True)], dtype=torch.float64
+        )
+    values = sums.reshape(*tensor.shape, parts.shape[-1])
+    return torch.view_as_complex(values) if listed.is_complex() else values.squeeze(-1)
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """The float64 nearest to a sum, ties to even; what IEEE arithmetic gives if one is not finite.
+
+    By integers: `math.fsum` fails where a partial sum overflows.
+    """
+    listed = list(values)
+    if not all(map(math.isfinite, listed)):
+        return sum(value for value in listed if not math.isfinite(value))
+    whole = sum(_whole(value) if value > 0 else -_whole(value) for value in listed)
+    nearest = nearest_root(abs(whole), 1)
+    return -nearest if whole < 0 else nearest
 
 
 def total_norm(tensors: Iterable[torch.Tensor], p: float = 2.0) -> float:

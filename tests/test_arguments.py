@@ -1,6 +1,7 @@
 """Bad input is refused before anything is written, with a message that names what was wrong."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -85,7 +86,7 @@ def test_eps(eps: float) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -8.0, math.nan, math.inf, 1e46, 2.0**127, 1e-40])
 def test_loss_scale(scale: float) -> None:
-    message = f"`scale` is {scale}; expected a positive finite loss scale"
+    message = f"`scale` is {re.escape(str(scale))}; expected a positive finite loss scale"
     refused(lambda o: gradclip.clip_(o, 1.0, scale=scale), ordinary(), ValueError, message)
 
 

@@ -1,6 +1,7 @@
 """Threads of torch, threads of Python, and forked processes."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -124,3 +125,91 @@ def test_what_a_plan_keeps_may_run_code_when_it_is_forgotten() -> None:
     for size in range(1, 20):
         gradclip.get_total_norm([torch.ones(size)])
     assert not _core.Gradients.from_tensors([held]).kept
+
+
+def in_its_own_process(*lines: str, timeout: float = 100) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
+def test_thousands_of_threads_are_not_started() -> None:
+    in_its_own_process(
+        "import os, torch, gradclip",
+        "from tests.test_threads import engine_threads, many_elements",
+        "torch.set_num_threads(5000)",
+        "gradclip.get_total_norm(many_elements())",
+        "assert 1 < engine_threads() <= max(8, os.cpu_count()), engine_threads()",
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on a user's threads")
+def test_without_threads_the_caller_works_alone() -> None:
+    """Where no thread can be started; the limit does not bind root, so another user is taken."""
+    in_its_own_process(
+        "import os, resource, threading, torch, gradclip",
+        "from tests.test_threads import many_elements, parameter_of",
+        "gradients = many_elements()",
+        "torch.set_num_threads(1)",
+        "want = gradclip.get_total_norm(gradients, dtype=torch.float64).item()",
+        "each = gradclip.grad_norms([parameter_of(g) for g in gradients]).tolist()",
+        "resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))",
+        "if os.getuid() == 0: os.setuid(65534)",
+        "try:",
+        "    threading.Thread(target=print).start()",
+        "except RuntimeError:",
+        "    pass",
+        "else:",
+        "    raise SystemExit(0)  # nothing to test: this system starts threads anyway",
+        "torch.set_num_threads(4)",
+        "owners = [parameter_of(g) for g in gradients]",
+        "assert gradclip.grad_norms(owners).tolist() == each",
+        "assert gradclip.clip_(owners, want / 2, eps=0.0, dtype=torch.float64).item() == want",
+        "assert torch.equal(owners[0].grad, gradients[0] * 0.5)",
+        "gradclip.clip_grad_value_(owners, 0.25)",
+        "assert max(o.grad.abs().max() for o in owners) == 0.25",
+    )
+
+
+FORKS = 60
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_threads_are_started() -> None:
+    """The child must not wait for what another thread of its parent was in the middle of."""
+    in_its_own_process(
+        "import os, signal, threading, time, torch, gradclip",
+        "from tests.test_threads import FORKS",
+        "gradients = [torch.ones(100_000)]",
+        "stop = threading.Event()",
+        "def start_threads():",
+        "    for count in iter(lambda: 2 if stop.is_set() else 3, 2):",
+        "        for size in (2, 7, 3, 8):",
+        "            core.sums(2.0, size)",
+        "core = gradclip._core.Gradients.from_tensors(gradients)",
+        "other = threading.Thread(target=start_threads, daemon=True)",
+        "other.start()",
+        "torch.set_num_threads(2)",
+        "hung = 0",
+        "for attempt in range(FORKS):",
+        "    time.sleep(0.001 * (attempt % 7))",
+        "    if (child := os.fork()) == 0:",
+        "        found = core.sums(2.0, 5).total(2.0)",
+        "        os._exit(0 if found == 100_000**0.5 else 3)",
+        "    end = time.monotonic() + 10",
+        "    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:",
+        "        time.sleep(0.002)",
+        "    if done[0] == 0:",
+        "        os.kill(child, signal.SIGKILL)",
+        "        os.waitpid(child, 0)",
+        "        hung += 1",
+        "        break",
+        "    assert done[1] == 0, done",
+        "stop.set()",
+        "assert not hung, f'the child of attempt {attempt} hung'",
+    )

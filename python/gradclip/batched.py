@@ -87,8 +87,14 @@ def scale_(gradients: Sequence[Tensor], factor: float | Tensor) -> None:
 def clamp_(gradients: Sequence[Tensor], limit: float) -> None:
     """`gradclip.clip_grad_value_` of a batch."""
     for gradient in gradients:
+        if gradient.is_complex():
+            raise TypeError(
+                f"a gradient of a sample is {gradient.dtype}, which has no order to clip values "
+                "by; use gradclip.clip_"
+            )
+    for gradient in gradients:
         bound = rounding.rounded(limit, gradient.dtype)
-        gradient.clamp_(-bound, bound)
+        gradient.copy_(gradient.clamp(-bound, bound))
 
 
 def each_norm(

@@ -64,19 +64,22 @@ def clip_(
     Args:
         parameters: a Module, a tensor, an iterable of tensors (walked once), or of (name, tensor)
             pairs, which make errors name the parameter. Gradients may be float16, bfloat16,
-            float32, float64, float8, complex64 or complex128, in any mix, of any shape, strided
-            or sparse COO. A parameter listed twice counts once.
+            float32, float64, float8, complex32, complex64 or complex128, in any mix, of any shape,
+            strided or sparse COO. A parameter listed twice counts once. What a sparse gradient
+            lists more than once for an index counts as its exact sum, rounded once to float64; the
+            list stays as it is, each value scaled. A wrapper subclass counts its outer elements.
         max_norm: the limit, >= 0; inf never changes a gradient.
         norm_type: the p of the p-norm, (sum |x|^p)^(1/p); 0 counts non-zero elements; inf and -inf
             take the largest and the smallest magnitude (0 of no elements). A NaN element makes
-            every norm NaN.
+            every norm NaN. Below |p| = 1/4096 two non-zero elements overflow: inf, or 0 for p < 0.
         error_if_nonfinite: raise instead of scaling when the float64 total is NaN or infinite.
-        dtype: of the returned norm; by default float32, or float64 when a gradient is float64 or
-            complex128.
+        dtype: of the returned norm, to which the float64 total is rounded once; by default
+            float32, or float64 when a gradient is float64 or complex128.
         eps: added to the total in the coefficient; torch's 1e-6 by default, 0 gives the
             mathematical coefficient.
-        scale: a loss scale, > 0: gradients are divided by it in the same pass, and norm and result
-            are those of the unscaled gradients: the exact norm, rounded, over the scale.
+        scale: a loss scale, from 2**-126 to 2**126: gradients are divided by it in the same pass,
+            and norm and result are those of the unscaled gradients: the exact norm, rounded, over
+            the scale.
         grad: the attribute that holds a parameter's gradient.
         group: the process group whose ranks clip together. By default the world, when there are
             DTensors (whose roots must cover it); without DTensors every rank clips alone. Every

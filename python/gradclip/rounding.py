@@ -17,10 +17,9 @@ _DIRECT = (torch.float64, torch.float32)
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 DTYPES = frozenset(
-    (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(getattr(torch, name) for name in _FLOAT8 if hasattr(torch, name)),
-    )
+    getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", *_FLOAT8)
+    if hasattr(torch, name)
 )
 """Types that a single number may be rounded to: no packed ones, and none without a fraction."""
 

@@ -44,7 +44,7 @@ class Table:
     def __init__(self, listed: _core.WorkList, stream: Stream) -> None:
         self.listed = listed
         self.dtype = listed.dtype
-        self.host = torch.empty(listed.size, dtype=torch.uint8, pin_memory=True)
+        self.host = torch.empty(listed.size, dtype=torch.uint8, device="cpu", pin_memory=True)
         listed.write_to(self.host.data_ptr(), self.host.numel())
         self.memory = self.host.to(stream.device, non_blocking=True)
         self.address = self.memory.data_ptr()

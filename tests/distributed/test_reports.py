@@ -36,7 +36,7 @@ def run_body(rank: int, program: str) -> None:
 
 
 def test_every_report_is_here() -> None:
-    assert len(reports()) == 14
+    assert len(reports()) == 19
 
 
 @pytest.mark.parametrize("case", reports())

@@ -70,7 +70,12 @@ def coalesced(tensor: torch.Tensor) -> torch.Tensor:
         columns = values.view(shape[0], -1)[:, block.start : block.start + block.values.shape[1]]
         columns.copy_(narrowed(block.values, tensor.dtype))
     return torch.sparse_coo_tensor(
-        rows, values, tensor.shape, is_coalesced=True, check_invariants=False
+        rows,
+        values,
+        tensor.shape,
+        device=tensor.device,
+        is_coalesced=True,
+        check_invariants=False,
     )
 
 

@@ -30,9 +30,11 @@ def sums(
     = -inf) magnitude; the rest is zero.
 
     tensor: strided or sparse COO, real or complex floating point (float8 and complex32 included),
-        any device. Of a wrapper subclass the result is one too, on `meta` a meta tensor. Complex
-        elements count as two reals for p = 2, as |z| otherwise.
-    norm_type: p.
+        any device; on `meta` the result is a meta tensor, and of a wrapper subclass a wrapper.
+        Complex elements count as two reals for p = 2, as |z| otherwise. What a sparse tensor lists
+        more than once for an index counts as its exact sum, rounded to float64.
+    norm_type: p. Nearer to 0 than 1/4096 the limbs hold the sum of the magnitudes, and from limb
+        116 up how many are not zero.
     scale_exponent: terms are those of |x| * 2**-scale_exponent (p not 0, 1, 2, inf, -inf).
     divisor: terms are those of |x| / divisor, instead.
     owned: only the row-major elements [start, stop).
