@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
 import gradclip
 from gradclip import arguments
@@ -371,6 +371,8 @@ def test_every_number(
     if error is not None:
         remedy = "expected a (finite )?number"
         message = f"^`{name}` is {described}[^;]*; {remedy}"
+        if name == "coefficient" and is_fake(value):
+            message = "^`coefficient` is a fake tensor, which holds no value; pass a number"
         refused(lambda owners: call(owners, value), ordinary(), error, message)
         return
     ours, other = ordinary(), ordinary()
@@ -445,7 +447,7 @@ def test_settings_keep_every_float(p: float, number: float) -> None:
 
 @pytest.mark.parametrize("value", ["float32", float, Broken(KeyError), 32])
 def test_what_is_no_dtype(value: Any) -> None:
-    message = f"`dtype` is {described(value)}; expected a floating dtype such as torch.float64"
+    message = f"`dtype` is {described(value)}; expected a floating dtype of single numbers"
     refused(lambda o: gradclip.clip_(o, 1.0, dtype=value), ordinary(), TypeError, message)
 
 

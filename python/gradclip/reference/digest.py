@@ -28,8 +28,8 @@ What the digest notices:
   Weights are odd, and words differ by less than 2**32.
 - Any other change, of the words k by the differences d(k): let 2**s be the largest power of two
   that divides all d(k). An odd number of d(k) / 2**s that are odd: always. An even number: the
-  change is missed with a chance of 2**-(63 - s), if weights are taken as random odd integers: all but one of
-  them leave one residue modulo 2**(64 - s) to the last one, of the 2**(63 - s) odd ones.
+  change is missed with a chance of 2**-(63 - s), if weights are taken as random odd integers: all
+  but one of them leave one residue modulo 2**(64 - s) to the last one, of the 2**(63 - s) odd ones.
 
 s is the lowest bit in which any word changes, so it is below the bits of a word: for 16-bit words
 the chance is 2**-48 at most. For words of 32 bits it is 2**-63 where any lowest bit changes, 2**-40
