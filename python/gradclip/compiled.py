@@ -213,7 +213,7 @@ def _constant_or_tensor(number: Any) -> tuple[float, Tensor | None]:
         # A product is what torch's pass over changing floats keeps from becoming a constant.
         return 0.0, torch.ones((), dtype=torch.float64, device="cpu") * number
     if hasattr(number, "dtype"):  # a NumPy scalar is traced as an array
-        return 0.0, torch.as_tensor(number)
+        return 0.0, torch.as_tensor(number, device="cpu")
     return arguments.number(number, "argument"), None
 
 

@@ -115,7 +115,9 @@ def _run_factor(
 ) -> Tensor:
     factor = _coefficient(*_values(constants, changing))
     _found(gradients)  # refuses what cannot be scaled before the first is written
-    return torch.as_tensor(factor, dtype=torch.float64)
+    if isinstance(factor, Tensor):
+        return factor.to(torch.float64)
+    return torch.tensor(factor, dtype=torch.float64, device="cpu")
 
 
 def _coefficient(max_norm: Any, total_norm: Any, eps: Any) -> float | Tensor:

@@ -42,5 +42,5 @@ def test_every_report_is_here() -> None:
 @pytest.mark.parametrize("case", reports())
 def test_report(case: dict[str, Any], two: World, four: World) -> None:
     program, start = case["snippet"].rstrip().rsplit("\n", 1)
-    worlds = {"ranks(2, body)": two, "ranks(4, body)": four}
+    worlds = {"ranks(2, body)": two, "ranks(2, body, 120)": two, "ranks(4, body)": four}
     worlds[start].run(run_body, program)

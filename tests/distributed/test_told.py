@@ -211,7 +211,7 @@ def test_words_that_mean_nothing(two: World) -> None:
 
 def unshared(rank: int) -> None:
     owner = plain()
-    every: Any = ({"plain": "replicated"}, {"check_replicas": True}, {"distinct_dims": ("pp",)})
+    every: Any = ({"plain": "replicated"}, {"check_replicas": True}, {"distinct_dims": ("stage",)})
     for said in every:
         for call in calls([owner], **said):
             with warnings.catch_warnings(record=True) as caught:

@@ -203,5 +203,5 @@ def test_an_unserved_device_takes_the_reference_path(monkeypatch: pytest.MonkeyP
 def test_error_if_nonfinite_writes_nothing() -> None:
     tensors = mixed()
     tensors[0][5] = torch.nan
-    with refused(tensors, "non-finite.*: the gradient of parameter 0 holds NaN"):
+    with refused(tensors, "non-finite.*: the gradient of parameter 0 holds 1 NaN of"):
         gradclip.clip_(parameters(tensors), 1.0, error_if_nonfinite=True)

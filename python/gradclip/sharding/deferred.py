@@ -85,7 +85,8 @@ class Judge:
     ) -> None:
         good, fixed = agreement.expected(tail, ranks, maximum)
         rows = [tail.words(maximum), good, fixed]
-        words = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        words = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self.sent, self.good, self.fixed = words.to(device, non_blocking=True)
         self.maximum = maximum
 
@@ -165,7 +166,7 @@ def _on_its_way(tail: torch.Tensor, maximum: bool) -> Pending | None:
         return Pending(tail.clone(), maximum, None)
     if torch.cuda.is_current_stream_capturing():
         return None
-    host = torch.empty(tail.shape, dtype=tail.dtype, pin_memory=True)
+    host = torch.empty(tail.shape, dtype=tail.dtype, device="cpu", pin_memory=True)
     host.copy_(tail, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
