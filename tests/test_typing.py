@@ -39,6 +39,17 @@ clipper.max_norm = torch.tensor(1.0)
 clipper.clip_(8.0)
 clipper.clip_(torch.tensor(8.0))
 clipper(model, torch.tensor(1.0))
+gradclip.clip_(model, torch.tensor(1.0), group=group, plain="replicated")
+gradclip.clip_grad_norm_(model, 1.0, "inf", plain=mesh, group=group)
+gradclip.get_total_norm([model.weight], reduce=reduce, replicas=rule)
+gradclip.grad_norms(model, 2, plain=[0, 1], group=group, distinct_dims="pp")
+gradclip.explain(model, group=group, plain="distinct")
+gradclip.clip_grads_with_norm_(model, torch.tensor(1.0), torch.tensor(2.0))
+gradclip.clip_(model, 1.0, plain="replicate")  # E
+gradclip.clip_(model, "1")  # E
+gradclip.clip_(model, 1.0, max_nrom=2.0)  # E
+gradclip.grad_norms(model, plain="shards")  # E
+gradclip.explain(model, replicas={"w": "else"})  # E
 gradclip.Clipper(model, 1.0, plain="replicate")  # E
 gradclip.Clipper(model, 1.0, replicas={"w": "else"})  # E
 gradclip.Clipper(model, 1.0, norm_type="infinity")  # E

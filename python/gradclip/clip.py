@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,11 +23,11 @@ from gradclip import (
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
 from gradclip.nonfinite import describe_nonfinite
+from gradclip.option_types import MeshDims, NormType, Number, PlainReplicas, Reduce, Replicas
 from gradclip.parameters import Parameters, ParametersLike, listed, warn
 from gradclip.settings import Settings
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.options import DISTINCT_DIMS, Replicas, Sharding
-from gradclip.sharding.transport import Reduce
+from gradclip.sharding.options import DISTINCT_DIMS, Sharding
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -38,18 +37,18 @@ if TYPE_CHECKING:
 @without_grad
 def clip_(
     parameters: ParametersLike,
-    max_norm: float,
-    norm_type: float = 2.0,
+    max_norm: Number,
+    norm_type: NormType = 2.0,
     *,
     error_if_nonfinite: bool = False,
     dtype: torch.dtype | None = None,
-    eps: float = 1e-6,
-    scale: float | Tensor | None = None,
+    eps: Number = 1e-6,
+    scale: Number | None = None,
     grad: str = "grad",
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,
@@ -125,7 +124,7 @@ def clip_(
 def clip_call_(
     parameters: ParametersLike,
     grad: str,
-    numbers: tuple[float, float, float, float | Tensor | None],
+    numbers: tuple[NormType, Number, Number, Number | None],
     error_if_nonfinite: bool,
     dtype: torch.dtype | None,
     like_torch: bool,
@@ -144,7 +143,8 @@ def clip_call_(
         arguments.result_dtype(dtype)
         return arguments.settings(*numbers, error_if_nonfinite)
 
-    given, session, settings = entry.enter("clip_", parameters, grad, sharding, check)
+    function = "clip_grad_norm_" if like_torch else "clip_"
+    given, session, settings = entry.enter(function, parameters, grad, sharding, check)
     if warning := notices.of_empty(parameters, given, like_torch):
         warn(warning)
     if session is not None:
@@ -189,15 +189,15 @@ def total_and_factor(
 @without_grad
 def clip_grad_norm_(
     parameters: ParametersLike,
-    max_norm: float,
-    norm_type: float = 2.0,
+    max_norm: Number,
+    norm_type: NormType = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,
@@ -223,15 +223,15 @@ def clip_grad_norm_(
 @without_grad
 def get_total_norm(
     tensors: ParametersLike,
-    norm_type: float = 2.0,
+    norm_type: NormType = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
     *,
     dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,
@@ -274,16 +274,16 @@ def get_total_norm(
 @without_grad
 def clip_grads_with_norm_(
     parameters: ParametersLike,
-    max_norm: float,
-    total_norm: float | Tensor,
+    max_norm: Number,
+    total_norm: Number,
     foreach: bool | None = None,
     *,
-    eps: float = 1e-6,
+    eps: Number = 1e-6,
     grad: str = "grad",
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,

@@ -61,22 +61,30 @@ def enter(
     walked: list[Any] = []
     try:
         asked = check()
-        if isinstance(parameters, Iterator):
-            walked.extend(parameters)  # keeps what came before an error
+        if hasattr(parameters, "__next__"):
+            iterator: Any = parameters
+            walked.extend(iterator)  # keeps what came before an error
         given = listed(walked or parameters)
         if attribute is not None:
             arguments.attribute(attribute)
-        if not sharding.keys() <= set(_OPTIONS):
-            known = arguments.names_of(getattr(gradclip, function))
-            arguments.refuse_unknown(function, sharding, known)
-        if is_data_parallel(parameters) and "group" in sharding:
-            sharding = {"plain": "replicated", **sharding}
+        if sharding:
+            sharding = _checked(function, parameters, sharding)
         return given, sessions.session_for(given, attribute, sharding), asked
     except Exception as cause:
         session = sessions.session_of_refusal(_readable(walked or parameters), sharding)
         if session is not None:
             sharded.refuse(session, function, cause)
         raise
+
+
+def _checked(function: str, parameters: object, sharding: Sharding) -> Sharding:
+    """The options about ranks without unknown ones, and with what the parameters say of them."""
+    if not sharding.keys() <= set(_OPTIONS):
+        known = arguments.names_of(getattr(gradclip, function))
+        arguments.refuse_unknown(function, sharding, known)
+    if "group" in sharding and is_data_parallel(parameters):
+        return {"plain": "replicated", **sharding}
+    return sharding
 
 
 def is_data_parallel(parameters: object) -> bool:

@@ -10,11 +10,11 @@ import torch
 from gradclip import arguments, entry, gradients
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
+from gradclip.option_types import MeshDims, PlainReplicas, Reduce, Replicas
 from gradclip.parameters import ParametersLike, listed, warn
 from gradclip.sharding import explain as sharded
-from gradclip.sharding.options import DISTINCT_DIMS, Replicas
+from gradclip.sharding.options import DISTINCT_DIMS
 from gradclip.sharding.session import session_for
-from gradclip.sharding.transport import Reduce
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -64,8 +64,8 @@ def explain(
     grad: str = "grad",
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,

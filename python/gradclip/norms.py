@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,10 @@ from torch import Tensor
 from gradclip import arguments, batched, compiled, engine, entry, gradients, rounding
 from gradclip.grad_mode import without_grad
 from gradclip.gradients import Gradients
+from gradclip.option_types import MeshDims, NormType, PlainReplicas, Reduce, Replicas
 from gradclip.parameters import ParametersLike, warn
 from gradclip.sharding import clip as sharded
-from gradclip.sharding.options import DISTINCT_DIMS, Replicas
-from gradclip.sharding.transport import Reduce
+from gradclip.sharding.options import DISTINCT_DIMS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 @without_grad
 def grad_norms(
     parameters: ParametersLike,
-    norm_type: float = 2.0,
+    norm_type: NormType = 2.0,
     *,
     dtype: torch.dtype | None = None,
     grad: str = "grad",
     group: dist.ProcessGroup | None = None,
     reduce: Reduce | None = None,
-    plain: Any = None,
-    distinct_dims: Sequence[Any] = DISTINCT_DIMS,
+    plain: PlainReplicas | None = None,
+    distinct_dims: MeshDims = DISTINCT_DIMS,
     replicas: Replicas | None = None,
     check_replicas: bool | int | None = None,
     **unknown: Never,
@@ -83,15 +82,15 @@ def grad_norms(
         arguments.result_dtype(dtype)
         return arguments.order(norm_type)
 
-    given, session, norm_type = entry.enter("grad_norms", parameters, grad, sharding, check)
+    given, session, p = entry.enter("grad_norms", parameters, grad, sharding, check)
     if given.nothing:
         warn(given.nothing)
     if session is not None:
-        return sharded.each_norm(session, given, norm_type, dtype)
+        return sharded.each_norm(session, given, p, dtype)
     if batched.gradients_in(given, grad):
-        return batched.each_norm(given, grad, norm_type, dtype)
+        return batched.each_norm(given, grad, p, dtype)
     found = gradients.of(given, grad)
-    norm_of = by_id(found, norm_type)
+    norm_of = by_id(found, p)
     norms = [norm_of.get(id(parameter), 0.0) for parameter in given.tensors]
     device = found.device if found.tensors else given.device
     return rounding.tensor_of(norms, dtype or found.total_dtype, device)
