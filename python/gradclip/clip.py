@@ -108,15 +108,7 @@ def clip_(
             any rank found wrong, in the same words on all.
         In every case before any gradient was written.
     """
-    sharding = entry.options(
-        unknown,
-        group=group,
-        reduce=reduce,
-        plain=plain,
-        distinct_dims=distinct_dims,
-        replicas=replicas,
-        check_replicas=check_replicas,
-    )
+    sharding = entry.options(group, reduce, plain, distinct_dims, replicas, check_replicas, unknown)
     numbers = (norm_type, max_norm, eps, scale)
     return clip_call_(parameters, grad, numbers, error_if_nonfinite, dtype, False, sharding)
 
@@ -207,15 +199,7 @@ def clip_grad_norm_(
     `foreach` is accepted and changes nothing: there is one engine. It warns where torch does: of an
     empty generator alone.
     """
-    sharding = entry.options(
-        unknown,
-        group=group,
-        reduce=reduce,
-        plain=plain,
-        distinct_dims=distinct_dims,
-        replicas=replicas,
-        check_replicas=check_replicas,
-    )
+    sharding = entry.options(group, reduce, plain, distinct_dims, replicas, check_replicas, unknown)
     numbers = (norm_type, max_norm, 1e-6, None)
     return clip_call_(parameters, "grad", numbers, error_if_nonfinite, None, True, sharding)
 
@@ -241,15 +225,7 @@ def get_total_norm(
     Args, result and errors are those of `clip_`; `foreach` is accepted and changes nothing. The
     returned tensor remembers its float64: `clip_grads_with_norm_` writes what `clip_` would.
     """
-    sharding = entry.options(
-        unknown,
-        group=group,
-        reduce=reduce,
-        plain=plain,
-        distinct_dims=distinct_dims,
-        replicas=replicas,
-        check_replicas=check_replicas,
-    )
+    sharding = entry.options(group, reduce, plain, distinct_dims, replicas, check_replicas, unknown)
     if torch.compiler.is_compiling():
         return compiled.total_norm(tensors, norm_type, error_if_nonfinite, dtype, sharding)
 

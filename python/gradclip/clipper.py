@@ -90,13 +90,7 @@ class Clipper:
         self.total_norm: Tensor | None = None
         self._coefficient: float | Tensor | None = None
         self.sharding = entry.options(
-            {},
-            group=group,
-            reduce=reduce,
-            plain=plain,
-            distinct_dims=distinct_dims,
-            replicas=replicas,
-            check_replicas=check_replicas,
+            group, reduce, plain, distinct_dims, replicas, check_replicas, {}
         )
         if entry.is_data_parallel(parameters) and group is not None:
             self.sharding = {"plain": "replicated", **self.sharding}

@@ -27,13 +27,22 @@ Asked = TypeVar("Asked")
 _OPTIONS = ("group", "reduce", "plain", "distinct_dims", "replicas", "check_replicas")
 
 
-def options(unknown: Mapping[str, Any], **passed: Any) -> Sharding:
+def options(
+    group: object,
+    reduce: object,
+    plain: object,
+    distinct_dims: object,
+    replicas: object,
+    check_replicas: object,
+    unknown: Mapping[str, Any],
+) -> Sharding:
     """The options about ranks that are not the defaults, with unknown keyword arguments kept.
 
     `enter` refuses the unknown ones, so that all ranks learn of it.
     """
     chosen: Any = dict(unknown)
-    for name, value in passed.items():
+    passed = group, reduce, plain, distinct_dims, replicas, check_replicas
+    for name, value in zip(_OPTIONS, passed, strict=True):
         if value is not None and not (type(value) is tuple and value == DISTINCT_DIMS):
             chosen[name] = value
     return chosen  # type: ignore[no-any-return]

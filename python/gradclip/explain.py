@@ -87,15 +87,7 @@ def explain(
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
-    sharding = entry.options(
-        unknown,
-        group=group,
-        reduce=reduce,
-        plain=plain,
-        distinct_dims=distinct_dims,
-        replicas=replicas,
-        check_replicas=check_replicas,
-    )
+    sharding = entry.options(group, reduce, plain, distinct_dims, replicas, check_replicas, unknown)
     if unknown:
         arguments.refuse_unknown("explain", unknown, arguments.names_of(explain))
     given = listed(parameters)

@@ -66,15 +66,7 @@ def grad_norms(
     Raises:
         ValueError, TypeError: as `gradclip.clip_`.
     """
-    sharding = entry.options(
-        unknown,
-        group=group,
-        reduce=reduce,
-        plain=plain,
-        distinct_dims=distinct_dims,
-        replicas=replicas,
-        check_replicas=check_replicas,
-    )
+    sharding = entry.options(group, reduce, plain, distinct_dims, replicas, check_replicas, unknown)
     if torch.compiler.is_compiling():
         return compiled.grad_norms(parameters, grad, norm_type, dtype, sharding)
 

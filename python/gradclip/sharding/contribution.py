@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,6 @@ from gradclip.sharding.agreement import Balance, Balances, Tail
 from gradclip.sharding.local import Local, read
 from gradclip.sharding.plan import Gathered, Plan
 from gradclip.sharding.session import Session
-
-T = TypeVar("T")
 
 #: Norm types whose first pass is final: no term leaves float64's range.
 _SINGLE_PASS = (0.0, 1.0, 2.0, math.inf, -math.inf)

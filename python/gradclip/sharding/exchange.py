@@ -38,7 +38,6 @@ class Outcome:
         double: whether any rank has float64 gradients.
         same_list: whether all ranks list the same parameters.
         pieces: this rank's reduced pieces of pending gradients; None where no rank has any.
-        ranks: how many ranks take part; 0 where that is not known.
         deferred: whether the host of some rank reads this later and takes part in no more rounds.
     """
 
@@ -46,7 +45,6 @@ class Outcome:
     double: bool
     same_list: bool
     pieces: Pieces | None
-    ranks: int
     deferred: bool
 
 
@@ -88,8 +86,7 @@ def agree(mine: Contribution, sums: Callable[[Local], list[int]]) -> Outcome:
     verdict, reduced = _reduced(mine, agreement.compose(_tensor([row]), mine.tail, maximum))
     judged = _judge(mine, verdict)
     pieces = _reduced_pieces(mine, judged) if judged.pending else None
-    ranks = verdict.ranks or len(mine.plan.transport.ranks)
-    return Outcome(reduced, verdict.double, verdict.same_list, pieces, ranks, verdict.deferred)
+    return Outcome(reduced, verdict.double, verdict.same_list, pieces, verdict.deferred)
 
 
 def give_up(mine: Contribution) -> None:
